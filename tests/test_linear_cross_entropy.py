@@ -407,7 +407,6 @@ def _hold_few_logits(monkeypatch, number):
     from torch_aclnn_ops.ops._head import tiling
 
     monkeypatch.setattr(tiling, "LOGITS_BYTES", 4 * number)
-    monkeypatch.setattr(tiling, "_REDUCED_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_FEWEST_ROWS", 8)
     monkeypatch.setattr(tiling, "tile_rows_cached", tiling.tile_rows)
 

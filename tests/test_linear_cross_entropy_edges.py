@@ -7,6 +7,7 @@ from torch_aclnn_ops import functional as ours
 
 import pytest
 import torch
+from functorch.compile import aot_function, nop
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -267,3 +268,24 @@ def test_a_trace_of_few_logits_is_that_of_other_targets_too():
     traced = make_fx(lambda target: ours.linear_cross_entropy(input, head, target))(torch.arange(4))
     target = torch.tensor([1, -100, 4, 0])
     torch.testing.assert_close(traced(target), ours.linear_cross_entropy(input, head, target))
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"reduction": "none", "lse_square_scale": 0.1}], ids=str)
+def test_a_graph_of_symbolic_sizes_computes_other_numbers_of_rows(options):
+    def gradients(input, head, target):
+        return torch.autograd.grad(ours.linear_cross_entropy(input, head, target, **options).sum(), (input, head))
+
+    graph = make_fx(gradients, tracing_mode="symbolic")(*_tensors())
+    for rows in (6, 11):
+        torch.testing.assert_close(graph(*_tensors(rows=rows)), gradients(*_tensors(rows=rows)))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_aot_function_with_dynamic_sizes_has_the_eager_gradients(reduction):
+    def loss(input, head, target):
+        return ours.linear_cross_entropy(input, head, target, softcap=3.0, reduction=reduction).sum()
+
+    traced = aot_function(loss, fw_compiler=nop, dynamic=True)
+    input, head, target = _tensors()
+    expected = torch.autograd.grad(loss(input, head, target), (input, head))
+    torch.testing.assert_close(torch.autograd.grad(traced(input, head, target), (input, head)), expected)

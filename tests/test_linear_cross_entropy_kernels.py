@@ -1,14 +1,13 @@
 """linear_cross_entropy: how much it computes and holds, and its operators for compiled code."""
 
 import math
-import re
 from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops.functional.linear_cross_entropy.autograd import LOSS
 from torch_aclnn_ops.ops._head import products
-from torch_aclnn_ops.ops._head.tiling import LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy import compiled
+from torch_aclnn_ops.ops._head.tiling import LOGITS_BYTES, LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
@@ -199,24 +198,6 @@ def test_max_memory_too_small_for_a_row_of_logits_raises_without_gradients_too(d
     torch.testing.assert_close(call(max_memory=least), call())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "options", [{}, {"softcap": 2.0, "label_smoothing": 0.1}, {"outputs": ("entropy", "predicted_tokens")}]
-)
-def test_without_gradients_max_memory_splits_rows_and_classes_with_the_same_results(dtype, options):
-    make = Maker(dtype)
-    input, head, target = make.normal(7, H), make.normal(2500, H), make.index(2500, 7)
-    call = partial(ours.linear_cross_entropy, input, head, target, **options)
-    # 16-bit weights are upcast.
-    memory = 4 * 2500 * (3 + H * (dtype == torch.bfloat16))
-    said = explain(call, max_memory=memory)
-    assert re.search(r"rows and \d+ classes", said)
-    results = call(max_memory=memory), call()
-    if options.get("outputs"):
-        results = [(result.loss, result.entropy, result.predicted_tokens) for result in results]
-    torch.testing.assert_close(*results)
-
-
 def test_max_memory_of_a_k_dimensional_head_counts_the_features_of_the_last_dimension():
     head = torch.randn(C, 3, 2, H, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=f"max_memory must be at least {4 * C + 4 * C * H} bytes"):
@@ -267,19 +248,15 @@ PROBLEMS = {
 @pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.every_nth_case(3)
-def test_the_operators_pass_opcheck(fields, weighted):
+def test_the_operator_passes_opcheck(fields, weighted):
     inputs = _inputs(**fields)
     entropy = inputs.requested.entropy
-    torch.library.opcheck(
-        compiled._statistics,
-        compiled.flatten(inputs._replace(requested=RequestedOutputs(weighted, entropy, predicted_tokens=True))),
-    )
     ones = torch.ones(N, dtype=torch.float64)
     factors = Coefficients(ones, ones, ones if weighted else None, None)
     requested = RequestedOutputs(weighted, entropy, predicted_tokens=True, gradients=(True, True, False))
-    torch.library.opcheck(
-        compiled._loss_and_gradients, (*compiled.flatten(inputs._replace(requested=requested)), *factors)
-    )
+    call = LOSS.flatten(inputs._replace(requested=requested))
+    for given in (factors, (None,) * len(factors)):
+        torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy.default, (*call, *given))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -338,37 +315,6 @@ def test_export_supports_a_dynamic_number_of_rows():
     torch.testing.assert_close(program.module()(input, target), module(input, target).detach())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"linear_bias": torch.linspace(-1, 1, 70, dtype=torch.float64), "softcap": 2.0},
-        {"label_smoothing": 0.1, "weight": torch.linspace(0.1, 1, 70, dtype=torch.float64)},
-        {"temperature": 0.3, "lse_square_scale": 0.1},
-        {"linear_bias": torch.linspace(-1, 1, 70, dtype=torch.float64).masked_fill(torch.arange(70) >= 50, -math.inf)},
-    ],
-    ids=["bias, softcap", "smoothing", "temperature, z-loss", "classes masked by the bias"],
-)
-@pytest.mark.parametrize("probabilities", [False, True])
-@pytest.mark.every_nth_case(3)
-def test_statistics_of_parts_combine_to_those_of_the_full_vocabulary(monkeypatch, options, probabilities):
-    make = Maker(torch.float64)
-    input, head = make.normal(9, H), make.normal(70, H)
-    if probabilities and "linear_bias" in options:
-        options = {**options, "linear_bias": torch.zeros(70, dtype=torch.float64)}
-    target = make.normal(9, 70).softmax(1) if probabilities else make.index(50, 9)
-    if not probabilities:
-        target[4] = -100
-    outputs = ("entropy", "predicted_tokens") if probabilities else ("entropy", "log_probabilities", "predicted_tokens")
-    call = partial(ours.linear_cross_entropy, input, head, target, reduction="none", outputs=outputs, **options)
-    whole = call()
-    monkeypatch.setattr("torch_aclnn_ops.ops._head.tiling._REDUCED_BYTES", 9 * 8 * 16)
-    assert "classes," in explain(call)
-    for part, expected in zip(call(), whole, strict=True):
-        assert (part is None) == (expected is None)
-        if part is not None:
-            torch.testing.assert_close(part, expected)
-
-
 def test_the_loss_without_gradients_materializes_few_logits():
     input, head, target = torch.randn(3000, 4), torch.randn(9000, 4), torch.randint(9000, (3000,))
     largest = 0
@@ -384,7 +330,7 @@ def test_the_loss_without_gradients_materializes_few_logits():
 
     with Largest():
         ours.linear_cross_entropy(input, head, target)
-    assert largest <= 2**24
+    assert largest <= LOGITS_BYTES
 
 
 def test_a_temperature_of_one_half_doubles_the_logits():

@@ -6,7 +6,6 @@ from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, Statistics, combine
 
 import pytest
@@ -202,7 +201,7 @@ def test_a_shard_with_all_classes_masked_does_not_contribute(smoothing):
         options = LogitOptions(is_shard=True)
         requested = RequestedOutputs(weighted=smoothing > 0, gradients=(True, True, True))
         inputs = Inputs(input, head[classes], bias[classes], local, None, options, requested)
-        found.append(statistics(inputs, choose_kernels(inputs)))
+        found.append(statistics(inputs))
     stacked = Statistics._make(
         None if column[0] is None else torch.stack(column) for column in zip(*found, strict=True)
     )

@@ -2,7 +2,7 @@
 
 The function in this module calls ``implementations``, which chooses one implementation. It weights and reduces rows
 with ``losses``, is differentiated by ``autograd``, and runs the kernels in
-:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``_arguments`` checks the arguments, ``row_functions`` has the
+:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``_arguments`` checks the arguments, ``formula`` has the
 differentiable mathematics, and ``vocab_parallel`` computes the statistics of a vocabulary sharded over processes.
 """
 
@@ -30,7 +30,6 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function i
 )
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_forward
-from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
@@ -42,7 +41,7 @@ from typing_extensions import Unpack
 if TYPE_CHECKING:
     from torch_aclnn_ops.functional.linear_cross_entropy.types import RequestedOutput
 
-__all__ = ["LinearCrossEntropyOutput", "StatisticsFunction", "linear_cross_entropy"]
+__all__ = ["LinearCrossEntropyOutput", "linear_cross_entropy"]
 
 
 @overload
@@ -86,13 +85,14 @@ def linear_cross_entropy(
     """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without materializing all logits.
 
     A drop-in replacement for :func:`torch.nn.functional.linear_cross_entropy`, with two differences: only the logits of
-    one chunk of rows are materialized at a time (also with label smoothing, probability targets, and in every
-    derivative), and float16 and bfloat16 inputs return a float32 loss, whose gradients are accumulated in float32.
+    one chunk of rows are materialized at a time (also with label smoothing and probability targets), and float16 and
+    bfloat16 inputs return a float32 loss, whose gradients are accumulated in float32.
 
     If the loss is a scalar and a gradient is needed, the forward pass computes the gradients of input, head and bias
     together with the loss (three matrix products), and the backward pass multiplies them by the gradient of the loss.
-    With CANN's fused operators, with ``"none"`` and for double backward, the logits are recomputed in the backward
-    pass. On the CPU, ignored rows are skipped. If the logits are few, the call is ``cross_entropy(linear(...))``.
+    With CANN's fused operators and with ``"none"``, the logits are recomputed in the backward pass. Other derivatives
+    (double backward, forward-mode AD, ``torch.func``) are supported, with a graph that holds the logits of all rows.
+    On the CPU, ignored rows are skipped. If the logits are few, the call is ``cross_entropy(linear(...))``.
 
     Args:
         input: Hidden states, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.
@@ -128,8 +128,8 @@ def linear_cross_entropy(
             operators are used only then, and without ``max_memory``.
         max_memory: Bytes that may be allocated besides arguments and results (logits, and float32 accumulators of
             16-bit gradients, but not rows of the input's size); determines the chunk size, which
-            ``torch_aclnn_ops.explain`` shows. Without gradients, the classes are split into chunks too. Raises before
-            any computation if it is too small for forward or backward; the logits of one row must fit in any case.
+            ``torch_aclnn_ops.explain`` shows. Raises before any computation if it is too small for forward or
+            backward; the logits of one row must fit in any case.
         process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
             ``linear_weight`` and ``linear_bias`` are this rank's shards, in rank order, of any size including 0. The
             other arguments refer to the full vocabulary and must be the same on every rank, as the results are. All

@@ -13,7 +13,6 @@ from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, check_targets
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced, fused_gradients_of_losses, fused_losses
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
 
 import torch
@@ -61,7 +60,7 @@ def _differentiable_gradients(
 
     def losses(*values: Tensor) -> tuple[Tensor]:
         given = inputs._replace(**dict[str, Any](zip(names, values, strict=True)))
-        reduced = statistics(given, choose_kernels(given))
+        reduced = statistics(given)
         return (counts * (reduced.log_sum_exp - reduced.predicted),)
 
     _, pull_back = vjp(losses, *(getattr(inputs, name) for name in names))

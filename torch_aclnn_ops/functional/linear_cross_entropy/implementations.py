@@ -15,11 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
-from torch_aclnn_ops._torch_compat.public import in_jit_trace
 from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
 from torch_aclnn_ops.functional._head.arguments import check_token_weight
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
@@ -49,7 +46,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, St
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 
 class LossCall(NamedTuple):
@@ -128,10 +124,7 @@ def _check_memory(inputs: Inputs, shards: VocabularyShards | None) -> None:
     """Raise ``ValueError`` if ``max_memory`` is too small for a forward or backward pass."""
     # That of the largest shard, so that no rank raises alone while others wait in a collective.
     classes = None if shards is None else max(shards.sizes)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs[:5]):
-        inputs.tile_rows(classes)
-    else:
-        inputs.tile_statistics(classes)
+    inputs.tile_rows(classes=classes)
 
 
 def _flatten_target(target: Tensor, linear_weight: Tensor) -> Tensor:
@@ -147,7 +140,7 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
     """Choose the implementation of a call; this is the only place that does."""
     inputs, head = call.inputs, call.inputs.linear_weight
     has_positions = head.dim() > 2
-    reduce: _Reduce
+    reduce: _Reduce = autograd.statistics
     if call.shards is not None:
         reduce = partial(
             vocab_parallel_statistics,
@@ -156,38 +149,16 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
             loss_options=call.options,
             weights=(call.token_weight, inputs.class_weight),
         )
-    else:
-        if not has_positions and call.token_weight is None and not torch.compiler.is_compiling():
-            if are_few(inputs, call.options):
-                return few_logits
-        is_ordinary = not has_positions and _is_ordinary(call)
-        while head.dim() > 2:  # kernels process the head of one position at a time
-            head = head.select(1, 0)
-        kernels = choose_kernels(inputs._replace(linear_weight=head) if has_positions else inputs)
-        if is_ordinary and kernels.why_not_fused is None and _can_fuse_loss(call):
-            return _fused_loss
-        if is_ordinary and kernels.why_not_fused is not None and _can_compute_gradients(call):
-            return loss_with_gradients
-        reduce = partial(autograd.statistics, kernels=kernels)
+    elif not has_positions:
+        if call.token_weight is None and not torch.compiler.is_compiling() and are_few(inputs, call.options):
+            return few_logits
+        if not autograd.ENGINE.needs_formula(inputs, call.token_weight):
+            is_fused = choose_kernels(inputs).why_not_fused is None
+            if is_fused and _can_fuse_loss(call):
+                return _fused_loss
+            if not is_fused and _can_compute_gradients(call):
+                return loss_with_gradients
     return partial(loss_of_statistics, reduce=partial(_reduce_positions, reduce=reduce) if has_positions else reduce)
-
-
-def _is_ordinary(call: LossCall) -> bool:
-    """Return whether a call is outside of transforms and ``torch.jit.trace``, and no tensor has a tangent."""
-    if in_functorch_transform():
-        return False
-    if torch.compiler.is_compiling():
-        return True
-    if in_jit_trace():
-        return False
-    for tensor in (*call.inputs[:5], call.token_weight):
-        if tensor is None:
-            continue
-        if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
-            return False
-        if forward_ad.unpack_dual(tensor).tangent is not None:
-            return False
-    return True
 
 
 def _can_fuse_loss(call: LossCall) -> bool:
@@ -199,14 +170,10 @@ def _can_fuse_loss(call: LossCall) -> bool:
 
 
 def _can_compute_gradients(call: LossCall) -> bool:
-    """Return whether a scalar loss can be computed together with its gradients, and nothing else requires grad."""
-    inputs = call.inputs
-    if not call.options.is_scalar or True not in inputs.requested.gradients:
+    """Return whether a scalar loss can be computed together with its gradients: the weights of rows are constants."""
+    if not call.options.is_scalar or True not in call.inputs.requested.gradients:
         return False
-    for tensor in (inputs.target, inputs.class_weight, call.token_weight):
-        if tensor is not None and tensor.requires_grad:
-            return False
-    return True
+    return call.token_weight is None or not call.token_weight.requires_grad
 
 
 def _fused_loss(call: LossCall) -> _Result:
@@ -230,7 +197,7 @@ def loss_with_gradients(call: LossCall) -> _Result:
     coefficients, nan_if_empty = rows.coefficients, None
     if options.reduction == "mean":
         divisor, count, nan_if_empty = divisors(rows, options)
-        pairs = zip(coefficients, (divisor, divisor, divisor, count), strict=True)
+        pairs = zip(coefficients, (divisor, divisor, divisor, count, divisor), strict=True)
         coefficients = Coefficients._make(None if factor is None else factor / by for factor, by in pairs)
     loss, tokens = autograd.loss(inputs, coefficients)
     return with_outputs(loss if nan_if_empty is None else loss + nan_if_empty, tokens, rows, options, call.shape)

@@ -19,7 +19,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function i
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, distribution_sums
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import Kernels, choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
 
 import torch
@@ -94,9 +94,9 @@ def vocab_parallel_statistics(
     is_soft, dtype = inputs.target.is_floating_point(), _message_dtype(inputs, shards)
     hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
     summary = summarize(call, inputs.input, inputs.linear_weight, hard, soft, dtype, weights)
-    local, kernels, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
+    local, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
     found, target_probability_sums, factor = _gather_statistics(
-        statistics(local, kernels), target_probability_sum, call, summary, shards
+        statistics(local), target_probability_sum, call, summary, shards
     )
     filled = [classes for classes, size in zip(shards.slices(), shards.sizes, strict=True) if size > 0]
     results = combine(found, target_probability_sums, filled, inputs.class_weight)
@@ -145,8 +145,8 @@ def _message_dtype(inputs: Inputs, shards: VocabularyShards) -> torch.dtype:
     return accumulation_dtype(inputs.input.dtype)
 
 
-def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Inputs, Kernels, Tensor]:
-    """Return the inputs for this rank's classes, their kernels, and the target probability in them for each row."""
+def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Inputs, Tensor]:
+    """Return the inputs for this rank's classes, and the target probability in them for each row."""
     members, classes = shards.members, shards.slices()[shards.members.rank]
     weight, bias, target = inputs.linear_weight, inputs.linear_bias, inputs.target
     if shards.excess:  # an error or nan follows, but this rank must still take part in the collectives
@@ -170,15 +170,17 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
         target = pad(target, (0, 1)) if target.is_floating_point() else target
     options = replace(inputs.options, is_shard=True)
     local = Inputs(inputs.input, weight, bias, target, class_weight, options, inputs.requested)
-    kernels = choose_kernels(local)
+    if not torch.compiler.is_compiling():
+        local = local._replace(kernels=choose_kernels(local))
     if reduce_input_grad and (in_functorch_transform() or any_differentiated([inputs.input])):
         # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
-        is_fused = kernels.why_not_fused is None
-        if torch.compiler.is_compiling():  # the choice of the compiled operator is not known yet
+        if local.kernels is None:  # the choice of the compiled operator is not known yet
             is_fused = inputs.input.device.type == "npu" and not is_disabled()
+        else:
+            is_fused = local.kernels.why_not_fused is None
         input = inputs.input if is_fused else widen(inputs.input)
         local = local._replace(input=copy_to_group(input, members))
-    return local, kernels, target_probability_sum
+    return local, target_probability_sum
 
 
 def _gather_statistics(

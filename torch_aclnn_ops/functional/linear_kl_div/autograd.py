@@ -1,98 +1,113 @@
-"""Autograd of the losses of rows, and of their weighted sum, whose gradients are computed in the forward pass."""
+"""The divergence for the engine of losses on a head: its results are the losses of rows."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from torch_aclnn_ops._autograd.derivatives import is_batched, scatter, vjp
-from torch_aclnn_ops._torch_compat.derivatives import fast_apply
-from torch_aclnn_ops.functional._head.gradients import scaled
-from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_and_gradients_in_chunks
-from torch_aclnn_ops.functional.linear_kl_div.formula import compare_by_formula
-from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
+from torch_aclnn_ops.functional._head.engine import Engine
+from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_in_chunks
+from torch_aclnn_ops.functional.linear_kl_div.divergences import Measure
+from torch_aclnn_ops.functional.linear_kl_div.formula import losses_of_rows
+from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Options, Teacher
+from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 
-import torch
 from torch import Tensor
 
 _STUDENT = 3  # the first fields of Inputs, by which a loss is differentiated
-_TENSORS = _STUDENT + len(Teacher._fields[:-1]) + 1
 
 
-def losses_of_rows(inputs: Inputs) -> Tensor:
-    """Return the loss of every row; the backward pass recomputes the logits."""
-    losses: Tensor = _apply(*inputs.student, inputs, None)
-    return losses
+class _Divergence:
+    name = NAME
+    number_of_factors = 1
+    schema = (
+        "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor? teacher_input, Tensor? teacher_weight,"
+        " Tensor? teacher_bias, Tensor? teacher_values, Tensor? teacher_indices, Tensor? target, bool is_log,"
+        " str divergence, float beta, float temperature, SymInt? chunk_size, SymInt? max_memory, bool[] gradients"
+    )
 
+    def reduce(self, call: Inputs, factors: Sequence[Tensor | None] | None) -> tuple[Results, HeadGradients]:
+        losses, made = losses_in_chunks(call, None if factors is None else factors[0])
+        return (losses,), made
 
-def weighted_sum(inputs: Inputs, factors: Tensor) -> Tensor:
-    """Return the sum of the rows' losses times factors; its gradients are computed in the same pass."""
-    total: Tensor = _apply(*inputs.student, inputs, factors)
-    return total
+    def formula(self, call: Inputs) -> Results:
+        return (losses_of_rows(call),)
 
+    def check_formula(self, call: Inputs, in_backward: bool) -> None:
+        if call.shards is not None and in_backward:
+            raise RuntimeError(
+                f"{NAME}: with process_group only first derivatives are supported, but this is a backward pass with"
+                " create_graph=True or is_grads_batched=True"
+            )
+        if call.shards is not None:
+            raise NotImplementedError(
+                f"{NAME}: process_group must be None inside transforms of torch.func, torch.jit.trace and forward-mode"
+                " AD, which do not differentiate its collectives"
+            )
 
-class _DivergenceFunction(torch.autograd.Function):
-    """Losses with gradients of input, weight and bias; never in a transform, so ctx may hold the gradients."""
+    def total(self, call: Inputs, results: Results, factors: Sequence[Tensor | None]) -> Tensor:
+        assert factors[0] is not None
+        return (results[0] * factors[0]).sum()
 
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        *_, inputs, factors = args
-        *of_teacher, ctx.is_log = inputs.teacher
-        # Saved where saved-tensor hooks see them, except tensors of inference mode, which autograd does not save.
-        ctx.unsaved = [one if one is not None and one.is_inference() else None for one in of_teacher]
-        of_teacher = [one if unsaved is None else None for one, unsaved in zip(of_teacher, ctx.unsaved, strict=True)]
-        ctx.save_for_backward(*inputs.student, *of_teacher, inputs.target, factors)
-        ctx.rest, ctx.dtype, ctx.gradients = inputs[_STUDENT + 2 :], inputs.linear_weight.dtype, None
-        needs_gradients = factors is not None and any(inputs.options.gradients)
-        losses, made = losses_and_gradients_in_chunks(inputs, factors if needs_gradients else None)
-        if factors is None:
-            return losses
-        ctx.gradients = made
-        total: Tensor = (losses * factors).sum()
-        return total
+    def differentiable(self, call: Inputs) -> range:
+        return range(1)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        made, ctx.gradients = ctx.gradients, None
-        *tensors, factors = ctx.saved_tensors
-        inputs = _inputs(tensors, ctx)
-        if torch.is_grad_enabled() or (factors is None and is_batched(grad)):
-            made = _by_formula(inputs, factors, ctx.needs_input_grad[:_STUDENT], grad)
-        elif factors is None:
-            _, made = losses_and_gradients_in_chunks(inputs, grad.contiguous())
-        else:
-            if made is None:  # the first backward pass consumed them
-                _, made = losses_and_gradients_in_chunks(inputs, factors)
-            if is_batched(grad):
-                ctx.gradients = made
-            made = scaled(made, grad)
-        if ctx.dtype != torch.float32:
-            made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
-        return *made, None, None
+    def beside_total(self, call: Inputs) -> range:
+        return range(0)
 
+    def backward_call(self, call: Inputs, results: Results) -> Inputs:
+        return call
 
-_apply = fast_apply(_DivergenceFunction)
+    def factors_of(self, call: Inputs, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        return (grads[0].contiguous(),)
 
+    def tensors(self, call: Inputs) -> Sequence[Tensor | None]:
+        *of_teacher, _ = call.teacher
+        return *of_teacher, call.target
 
-def _inputs(tensors: Sequence[Any], ctx: Any) -> Inputs:
-    *student_and_teacher, target = tensors
-    student, of_teacher = student_and_teacher[:_STUDENT], student_and_teacher[_STUDENT:]
-    of_teacher = [one if unsaved is None else unsaved for one, unsaved in zip(of_teacher, ctx.unsaved, strict=True)]
-    return Inputs._make((*student, Teacher._make((*of_teacher, ctx.is_log)), target, *ctx.rest))
-
-
-def _by_formula(
-    inputs: Inputs, factors: Tensor | None, needed: Sequence[bool], grad: Tensor
-) -> Sequence[Tensor | None]:
-    """Compute gradients that can be differentiated again."""
-    if inputs.shards is not None:
-        raise RuntimeError(
-            f"{NAME}: with process_group only first derivatives are supported, but this is a backward pass with"
-            " create_graph=True or is_grads_batched=True"
+    def replace(self, call: Inputs, student: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> Inputs:
+        *of_teacher, target = tensors
+        return Inputs._make(
+            (*student, Teacher._make((*of_teacher, call.teacher.is_log)), target, *call[_STUDENT + 2 :])
         )
-    names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
 
-    def function(*values: Tensor) -> tuple[Tensor]:
-        losses = compare_by_formula(inputs._replace(**dict[str, Any](zip(names, values, strict=True))))
-        return (losses if factors is None else (losses * factors).sum(),)
+    def rows_of(self, call: Inputs, rows: slice) -> Inputs:
+        input, values, indices = (
+            None if one is None else one[rows]
+            for one in (call.teacher.input, call.teacher.values, call.teacher.indices)
+        )
+        teacher = call.teacher._replace(input=input, values=values, indices=indices)
+        target = None if call.target is None else call.target[rows]
+        return call._replace(input=call.input[rows], target=target, teacher=teacher)
 
-    _, pull_back = vjp(function, *(getattr(inputs, name) for name in names))
-    return scatter(needed, pull_back(grad))
+    def chunks(self, call: Inputs) -> Sequence[slice]:
+        return call.tile(call.input.shape[0]).chunks()
+
+    def needed(self, call: Inputs) -> tuple[bool, bool, bool]:
+        return call.options.gradients
+
+    def empty(self, call: Inputs) -> list[Tensor]:
+        return [call.input.new_empty(call.input.shape[0], dtype=call.loss_dtype())]
+
+    def flatten(self, call: Inputs) -> tuple[Any, ...]:
+        # Dynamo of torch 2.9 does not trace properties of named tuples.
+        input, linear_weight, linear_bias, teacher, target, options, shards, _ = call
+        if shards is not None:  # a graph break, also where Dynamo compiles the frames below the one that broke
+            raise NotImplementedError(f"{NAME}: process_group is not supported in compiled code")
+        *of_teacher, is_log = teacher
+        measure, logits = options.measure, options.logits
+        return (
+            *(input, linear_weight, linear_bias, *of_teacher, target),
+            *(is_log, measure.divergence, measure.beta, logits.temperature, logits.chunk_size, logits.max_memory),
+            options.gradients,
+        )
+
+    def unflatten(self, arguments: Sequence[Any]) -> Inputs:
+        *tensors, target = arguments[:9]
+        is_log, divergence, beta, temperature, chunk_size, max_memory, gradients = arguments[9:]
+        logits = LogitOptions(None, temperature, chunk_size, max_memory, function=NAME)
+        options = Options(Measure(divergence, beta), logits, tuple(gradients))
+        teacher = Teacher._make((*tensors[_STUDENT:], is_log))
+        return Inputs._make((*tensors[:_STUDENT], teacher, target, options, None, True))
+
+
+ENGINE = Engine(_Divergence())

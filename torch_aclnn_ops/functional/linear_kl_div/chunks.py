@@ -13,14 +13,13 @@ from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
 from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, log_probabilities_with_rest
+from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.kept_rows import KeptRows
-from torch_aclnn_ops.ops._head.products import Gradients, Head, logits_buffer
-from torch_aclnn_ops.ops._head.tiling import Tiling, slices
+from torch_aclnn_ops.ops._head.products import Head, logits_buffer
+from torch_aclnn_ops.ops._head.tiling import Tiling
 
 import torch
 from torch import Tensor
-
-HeadGradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class _Kernel:
@@ -36,10 +35,6 @@ class _Kernel:
         if teacher.weight is not None:
             self.teacher_head = Head(teacher.weight, teacher.bias, 1 / temperature, inputs.tile_teacher(cut))
             self._teacher_buffer = logits_buffer(teacher.weight, self.teacher_head, cut)
-
-    def student_logits(self, input: Tensor, buffer: Tensor) -> Tensor:
-        classes, rows = self.inputs.linear_weight.shape[0], input.shape[0]
-        return self.head.logits(input, slice(0, classes), buffer[: rows * classes].view(rows, classes))
 
     def teacher_logits(self, rows: slice) -> Tensor | None:
         """Return the teacher's logits, or None if it has no head."""
@@ -84,8 +79,8 @@ class _Kernel:
         number, teacher, teacher_logits = logits.shape[0], self.inputs.teacher, self.teacher_logits(rows)
         size = self.inputs.rows_of_block(number, logits.shape[1])
         losses = []
-        for block in slices(0, number, size) or [slice(0, 0)]:
-            of_input = slice(rows.start + block.start, rows.start + block.stop)
+        for of_input in blocks_of(rows, size):
+            block = slice(of_input.start - rows.start, of_input.stop - rows.start)
             values, indices = (self.kept.select(one, of_input) for one in (teacher.values, teacher.indices))
             given = teacher._replace(values=values, indices=indices)
             of_teacher = None if teacher_logits is None else teacher_logits[block]
@@ -148,11 +143,8 @@ def _subtract_largest(logits: Tensor) -> Tensor:
 
 
 @without_autocast
-def losses_and_gradients_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
+def losses_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
     """Compute the loss of each row, 0 if it is ignored, and the gradients of ``(losses * factors).sum()``.
-
-    Gradients that are not requested are None. They are float32 for 16-bit tensors, except for the gradient of a
-    bfloat16 head that one product computes.
 
     Args:
         inputs: the arguments of the call.
@@ -163,46 +155,30 @@ def losses_and_gradients_in_chunks(inputs: Inputs, factors: Tensor | None) -> tu
     kept = KeptRows(inputs.target, inputs.input.shape[0])
     cut = inputs.tile(kept.number)
     log_call(NAME, Implementation.FALLBACK, lambda: _describe(inputs, cut, factors is not None))
+    needed = None if factors is None else inputs.options.gradients
     if is_explaining():
-        return _empty(inputs, factors)
+        return _empty(inputs, needed)
     kernel = _Kernel(inputs, kept, cut)
-    # Without keeps_gradients, Gradients uses the shape only, and add() gets the rows.
-    rows_of_input = kept.select(inputs.input) if cut.keeps_gradients else inputs.input[: kept.number]
-    total = None if factors is None else Gradients(rows_of_input, kernel.head, cut, inputs.options.gradients)
-    buffer = logits_buffer(inputs.input, kernel.head, cut, total)
     # The head's products are divided by the temperature, and so are the gradients that pass through them.
-    factors_of_rows = None if factors is None else kept.select(factors) / inputs.options.logits.temperature
-    losses = []
-    for rows in cut.chunks():
-        input = kept.select(inputs.input, rows)
-        logits = kernel.student_logits(input, buffer)
-        losses += kernel.losses_of_blocks(logits, rows, factors_of_rows)
-        if total is not None:
-            kept.zero_ignored(logits, rows)
-            total.add(logits, input, rows)
-    found = kept.expand_to_all_rows(torch.cat(losses))
-    assert found is not None
-    return found, (None, None, None) if total is None else _finish_gradients(inputs, total, kept)
+    factors = None if factors is None else kept.select(factors) / inputs.options.logits.temperature
 
+    def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
+        return [(losses,) for losses in kernel.losses_of_blocks(logits, rows, factors)]
 
-def _empty(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
-    """Return uninitialized results, for fake tensors."""
-    losses = inputs.input.new_empty(inputs.input.shape[0], dtype=inputs.loss_dtype())
-    if factors is None:
-        return losses, (None, None, None)
-    input_grad, weight_grad, bias_grad = (
-        factors.new_empty(tensor.shape, dtype=tensor.dtype) if is_needed and tensor is not None else None
-        for tensor, is_needed in zip(inputs.student, inputs.options.gradients, strict=True)
-    )
+    (losses,), gradients = reduce_in_chunks(inputs.input, kernel.head, kept, cut, reduce_chunk, needed)
+    input_grad, weight_grad, bias_grad = gradients
+    if input_grad is not None and inputs.shards is not None and inputs.reduce_input_grad:
+        input_grad = sum_over_group(input_grad, inputs.shards.members)
     return losses, (input_grad, weight_grad, bias_grad)
 
 
-def _finish_gradients(inputs: Inputs, total: Gradients, kept: KeptRows) -> HeadGradients:
-    input_grad, weight_grad, bias_grad = total.finish()
-    input_grad = kept.expand_to_all_rows(input_grad)
-    if input_grad is not None and inputs.shards is not None and inputs.reduce_input_grad:
-        input_grad = sum_over_group(input_grad, inputs.shards.members)
-    return input_grad, weight_grad, bias_grad
+def _empty(inputs: Inputs, needed: tuple[bool, bool, bool] | None) -> tuple[Tensor, HeadGradients]:
+    losses = inputs.input.new_empty(inputs.input.shape[0], dtype=inputs.loss_dtype())
+    input_grad, weight_grad, bias_grad = (
+        tensor.new_empty(tensor.shape) if is_needed and tensor is not None else None
+        for tensor, is_needed in zip(inputs.student, needed or (False,) * 3, strict=True)
+    )
+    return losses, (input_grad, weight_grad, bias_grad)
 
 
 def _describe(inputs: Inputs, cut: Tiling, with_gradients: bool) -> str:

@@ -5,33 +5,12 @@ from torch_aclnn_ops.functional.linear_kl_div.inputs import Inputs
 from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, log_probabilities_with_rest
 from torch_aclnn_ops.ops._head.kept_rows import IGNORED
 
-import torch
 from torch import Tensor
 
 
 @without_autocast
-def compare_by_formula(inputs: Inputs, in_chunks: bool = True) -> Tensor:
-    """Return the loss of every row, 0 for an ignored one, with every derivative.
-
-    It is computed chunk by chunk, but the graph keeps the logits of all rows.
-    """
-    number = inputs.input.shape[0]
-    chunks = inputs.tile(number).chunks() if in_chunks else [slice(None)]
-    return torch.cat([_compare(_rows_of(inputs, rows)) for rows in chunks])
-
-
-def _rows_of(inputs: Inputs, rows: slice) -> Inputs:
-    teacher = inputs.teacher
-    of_teacher = (None if one is None else one[rows] for one in (teacher.input, teacher.values, teacher.indices))
-    input, values, indices = of_teacher
-    return inputs._replace(
-        input=inputs.input[rows],
-        target=None if inputs.target is None else inputs.target[rows],
-        teacher=teacher._replace(input=input, values=values, indices=indices),
-    )
-
-
-def _compare(inputs: Inputs) -> Tensor:
+def losses_of_rows(inputs: Inputs) -> Tensor:
+    """Return the loss of every row, 0 for an ignored one, with every derivative."""
     input, teacher = inputs.input, inputs.teacher
     ignored = None if inputs.target is None else inputs.target == IGNORED
     if ignored is not None:  # so that no derivative sees inf or nan

@@ -1,27 +1,14 @@
-"""Choice of an implementation, and the reduction of the losses of rows.
-
-=====================================  ===============================================================================
-a scalar loss with gradients           ``weighted_sum``: loss and gradients in one pass, chunk by chunk
-inside transforms, with tangents       ``compare_by_formula``: differentiable torch calls, which have every derivative
-everything else                        ``losses_of_rows``: the backward pass recomputes the logits
-=====================================  ===============================================================================
-
-In compiled code the first and the last are one operator.
-"""
+"""The inputs of the engine, and the reduction of the losses of rows."""
 
 import math
 
-from torch_aclnn_ops._autograd.derivatives import any_wrapped, has_tangent, in_functorch_transform, is_jit_tracing
-from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import accumulation_dtype
-from torch_aclnn_ops._torch_compat.derivatives import is_legacy_batchedtensor
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
-from torch_aclnn_ops.functional.linear_kl_div import autograd, compiled
 from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, flat
+from torch_aclnn_ops.functional.linear_kl_div.autograd import ENGINE
 from torch_aclnn_ops.functional.linear_kl_div.divergences import Measure
-from torch_aclnn_ops.functional.linear_kl_div.formula import compare_by_formula
-from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Options, Teacher
+from torch_aclnn_ops.functional.linear_kl_div.inputs import Inputs, Options, Teacher
 from torch_aclnn_ops.functional.linear_kl_div.vocab_parallel import check_agreement
 from torch_aclnn_ops.ops._head.kept_rows import IGNORED
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
@@ -78,45 +65,15 @@ def compute(inputs: Inputs, token_weight: Tensor | None, reduction: str, zero_if
     if ignored is not None:
         counts = counts.masked_fill(ignored, 0)
     if reduction == "none":
-        return _losses_of_rows(inputs, token_weight) * counts
+        return ENGINE.rows(inputs)[0] * counts
     nan_if_empty = None
     factors = counts
     if reduction == "mean":
         is_empty = (torch.zeros_like(counts, dtype=torch.bool) if ignored is None else ignored).all()
         factors = counts / counts.sum().masked_fill(is_empty, 1)
         nan_if_empty = counts.new_zeros(()).masked_fill(is_empty, 0 if zero_if_all_ignored else math.nan)
-    if any(inputs.options.gradients) and not factors.requires_grad and not _needs_formula(inputs, token_weight):
-        loss: Tensor = (compiled if torch.compiler.is_compiling() else autograd).weighted_sum(inputs, factors)
+    if any(inputs.options.gradients) and not factors.requires_grad and not ENGINE.needs_formula(inputs, token_weight):
+        (loss,) = ENGINE.weighted_sum(inputs, (factors,))
     else:
-        loss = (_losses_of_rows(inputs, token_weight) * factors).sum()
+        loss = (ENGINE.rows(inputs)[0] * factors).sum()
     return loss if nan_if_empty is None else loss + nan_if_empty
-
-
-def _losses_of_rows(inputs: Inputs, token_weight: Tensor | None) -> Tensor:
-    if _needs_formula(inputs, token_weight):
-        _refuse_shards(inputs)
-        log_call(NAME, Implementation.FALLBACK, lambda: "inside a transform; all logits are materialized")
-        return compare_by_formula(inputs, not is_jit_tracing() and not torch.compiler.is_compiling())
-    if torch.compiler.is_compiling():
-        return compiled.losses_of_rows(inputs)
-    return autograd.losses_of_rows(inputs)
-
-
-def _needs_formula(inputs: Inputs, token_weight: Tensor | None) -> bool:
-    """Return whether the call is inside a transform or ``torch.jit.trace``, or has tangents."""
-    if in_functorch_transform():
-        return True
-    if torch.compiler.is_compiling():
-        return False
-    tensors = (*inputs.student, *inputs.teacher[:-1], inputs.target, token_weight)
-    if is_jit_tracing() or any_wrapped(tensors):
-        return True
-    return any(isinstance(one, Tensor) and (is_legacy_batchedtensor(one) or has_tangent(one)) for one in tensors)
-
-
-def _refuse_shards(inputs: Inputs) -> None:
-    if inputs.shards is not None:
-        raise NotImplementedError(
-            f"{NAME}: process_group must be None inside transforms of torch.func, torch.jit.trace and forward-mode AD,"
-            " which do not differentiate its collectives"
-        )

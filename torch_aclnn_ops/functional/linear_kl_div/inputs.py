@@ -85,7 +85,7 @@ class Inputs(NamedTuple):
             # torch.compile and gradients that differ between ranks must not make other chunks.
             common = self.tile(rows, max(self.shards.sizes))
             here = self.linear_weight.shape[0]
-            return replace(common, classes=here, classes_per_chunk=here, keeps_gradients=False)
+            return replace(common, classes=here, keeps_gradients=False)
         weight, teacher = self.linear_weight, self.teacher.weight
         classes = weight.shape[0] if classes is None else classes
         beside = 0

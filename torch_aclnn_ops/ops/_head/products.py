@@ -147,6 +147,6 @@ class Gradients:
 
 def logits_buffer(input: Tensor, head: Head, tiling: Tiling, total: Gradients | None = None) -> Tensor:
     """Return a buffer for the logits of a chunk: the memory of the weight's gradient, if it is unused."""
-    number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes_per_chunk
+    number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes
     scratch = None if total is None else total.scratch(number)
     return input.new_empty(number, dtype=head.dtype) if scratch is None else scratch

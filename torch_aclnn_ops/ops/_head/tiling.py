@@ -15,12 +15,8 @@ _SHARE_OF_HEAD = 8
 _FEWEST_ROWS = 128
 # The block of the head per matrix product, in float32: small enough for CPU caches.
 _BLOCK_BYTES = 2**22
-# Logits reduced at a time take 16 MiB, which also fit in CPU caches.
-_REDUCED_BYTES = 2**24
-_REDUCED_ROWS = 2048
+# Rows that are reduced at a time take 1 MiB, which stays in a CPU's cache.
 _ROWS_BYTES = 2**20
-# Parts of the vocabulary have at least about as many classes, because each costs some kernels.
-_CLASSES_PER_PART = 1024
 # The gradients of all logits are kept in bfloat16 if they need at most twice the memory of the head in float32.
 _KEPT_ROWS_PER_FEATURE = 4
 
@@ -83,7 +79,6 @@ class Tiling:
     rows: int  # of the input
     classes: int  # of the head
     rows_per_chunk: int  # rows whose logits are materialized at a time
-    classes_per_chunk: int  # classes whose logits are materialized at a time
     classes_per_block: int  # classes per matrix product
     # whether the gradients of all logits are kept in 16 bits, for a single product for the head's gradient
     keeps_gradients: bool
@@ -93,63 +88,11 @@ class Tiling:
         """Return the range of rows of each chunk; there is at least one, possibly empty."""
         return slices(0, self.rows, self.rows_per_chunk) or [slice(0, 0)]
 
-    def parts(self) -> list[slice]:
-        """Return the range of classes of each part of the vocabulary."""
-        return slices(0, self.classes, self.classes_per_chunk)
-
     def __str__(self) -> str:
         """Format the tiling for the log."""
         number, rows = len(self.chunks()), min(self.rows, self.rows_per_chunk)
-        classes = f" and {self.classes_per_chunk} classes" if self.classes_per_chunk < self.classes else ""
         held = f"{self.bytes_held / 1e6:.1f} MB of buffers"
-        return f"{number} chunk{'s' if number > 1 else ''} of {rows} row{'' if rows == 1 else 's'}{classes}, {held}"
-
-
-def tile_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1, numbers: int = 0) -> Tiling:
-    """Choose chunks of rows and classes for reductions, where the logits of a full row are not needed at once.
-
-    ``copies`` is the number of tensors of the logits' size that are alive at the same time, and ``numbers`` how many
-    numbers per row are kept for each part of the vocabulary until the parts are combined.
-    """
-    rows, classes, itemsize = sizes.rows, sizes.classes, sizes.wide_itemsize
-    row, kept = itemsize * copies, itemsize * numbers  # bytes of a row, per class and per part of the vocabulary
-    widened = sizes.features * itemsize if sizes.is_widened else 0
-    rows_per_chunk = max(min(options.chunk_size or _REDUCED_ROWS, rows), 1)
-    if options.max_memory is not None:
-        rows_per_chunk, classes_per_chunk = _pieces_within(options, sizes, copies, kept, rows_per_chunk)
-    elif sizes.is_cpu:
-        classes_per_chunk = _REDUCED_BYTES // (rows_per_chunk * row + widened)
-    else:
-        # On a device, fewer launches matter more than caches, so chunks are as large as in tile_rows.
-        classes_per_chunk = LOGITS_BYTES // (rows_per_chunk * row)
-    classes_per_chunk = min(max(classes_per_chunk, 1), classes)
-    held = classes_per_chunk * (rows_per_chunk * row + widened)
-    if classes_per_chunk < classes:
-        held += -(-classes // classes_per_chunk) * rows_per_chunk * kept
-    return Tiling(rows, classes, rows_per_chunk, classes_per_chunk, classes_per_chunk, False, held)
-
-
-def _pieces_within(options: LogitOptions, sizes: Sizes, copies: int, kept: int, most_rows: int) -> tuple[int, int]:
-    """Return how many rows and classes of logits ``max_memory`` allows, or raise ``ValueError`` if it is too small.
-
-    The time of a call grows with the number of pieces, so they have one row and :data:`_CLASSES_PER_PART` classes at
-    least, and ``max_memory`` is at least one row of all logits, as in :func:`tile_rows`.
-    """
-    assert options.max_memory is not None
-    row = sizes.wide_itemsize * copies
-    widened = sizes.features * sizes.wide_itemsize if sizes.is_widened else 0
-    parts = -(-sizes.classes // min(_CLASSES_PER_PART, _classes_per_block(sizes)))
-    fewest = -(-sizes.classes // parts)
-    kept = kept * parts if parts > 1 else 0
-    min_bytes = _Costs(sizes, _classes_per_block(sizes), copies, False, False).held(1)
-    min_bytes = max(min_bytes, fewest * (row + widened) + kept)
-    if options.max_memory < min_bytes:
-        _raise_too_little_memory(options, min_bytes)
-    rows = min(most_rows, (options.max_memory - fewest * widened) // (fewest * row + kept))
-    per_class = rows * row + widened
-    if sizes.classes * per_class <= min(_REDUCED_BYTES, options.max_memory):
-        return rows, sizes.classes
-    return rows, max(min(_REDUCED_BYTES, options.max_memory - rows * kept) // per_class, fewest)
+        return f"{number} chunk{'s' if number > 1 else ''} of {rows} row{'' if rows == 1 else 's'}, {held}"
 
 
 def _classes_per_block(sizes: Sizes) -> int:
@@ -201,10 +144,14 @@ class _Costs:
 def tile_rows(
     sizes: Sizes, options: LogitOptions, copies: int = 1, with_gradient: bool = False, units: bool = False
 ) -> Tiling:
-    """Choose chunks of full rows.
+    """Choose chunks of rows.
 
-    ``with_gradient``: whether the gradient of the head is needed. ``units``: whether the device has native matrix
-    instructions for the head's dtype. The other arguments are those of :func:`tile_statistics`.
+    Args:
+        sizes: The sizes of the call.
+        options: Options of the logits.
+        copies: Number of tensors of the logits' size that are alive at the same time.
+        with_gradient: Whether the gradient of the head is needed.
+        units: Whether the device has native matrix instructions for the head's dtype.
     """
     rows, classes = sizes.rows, sizes.classes
     block = _classes_per_block(sizes)
@@ -222,7 +169,7 @@ def tile_rows(
         rows_per_chunk = _raise_too_little_memory(options, min_bytes) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
-    return Tiling(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held)
+    return Tiling(rows, classes, rows_per_chunk, block, costs.keeps_gradients, held)
 
 
 # The calls of a training loop have the same sizes.

@@ -3,71 +3,46 @@
 The choice is made once per call and applies to its gradients too.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, is_explaining, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
-from torch_aclnn_ops.ops._head.tiling import Tiling
-from torch_aclnn_ops.ops.linear_cross_entropy import chunks
+from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
+from torch_aclnn_ops.ops.linear_cross_entropy.chunks import statistics_in_chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, Kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
 
-from torch import Tensor
-
 _NAME = "linear_cross_entropy"
+_NO_GRADIENTS = (None, None, None)
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """The kernels chosen by :func:`choose_kernels` for the statistics of a call and their gradients.
+def reduce(inputs: Inputs, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
+    """Compute the requested statistics of every row, and with factors the gradients of the loss that has them.
 
-    Attributes:
-        why_not_fused: Why CANN's fused operators do not compute the statistics, or ``None`` if they do.
-        fuses_gradients: Whether they compute the gradients if those of both input and weight are needed.
+    With ``inputs.found``, the statistics of the forward pass, only the gradients are used.
     """
+    kernels = inputs.kernels or choose_kernels(inputs)
+    if factors is None and kernels.why_not_fused is None:
+        return tuple(one for one in fused_statistics(inputs) if one is not None), _NO_GRADIENTS
+    if factors is not None and inputs.found is not None and kernels.fuses_gradients:
+        # The operator always computes both gradients.
+        if all(inputs.requested.gradients[:2]):
+            return (), _fused_gradients(inputs, inputs.found, factors)
+        name = fused_linear_cross_entropy_loss_grad.name
+        log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
+    _check_queue(inputs)
+    _log(inputs, factors, kernels)
+    if is_explaining():
+        return tuple(inputs.empty_statistics()), _empty_gradients(inputs, factors)
+    return statistics_in_chunks(inputs, factors)
 
-    why_not_fused: str | None
-    fuses_gradients: bool
 
-    def statistics(self, inputs: Inputs) -> Statistics:
-        """Reduce the logits of every row."""
-        if self.why_not_fused is None:
-            return fused_statistics(inputs)
-        _check_queue(inputs)
-        log_call(
-            _NAME,
-            Implementation.FALLBACK,
-            lambda: f"{self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}",
-        )
-        if is_explaining():
-            return inputs.requested.name(inputs.empty_statistics())
-        return chunks.statistics_in_chunks(inputs)
-
-    def gradients(
-        self, inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor, entropy: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Return the requested gradients of input, weight and bias.
-
-        ``grad_statistics`` has the maximum itself in place of its gradient, and ``entropy`` is the statistic if its
-        gradient is given.
-        """
-        if self.fuses_gradients:
-            # The operator always computes both gradients.
-            if all(inputs.requested.gradients[:2]):
-                return *fused_gradients(inputs, grad_statistics, log_sum_exp), None
-            name = fused_linear_cross_entropy_loss_grad.name
-            log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
-        _check_queue(inputs)
-        log_detail(_NAME, lambda: f"logits recomputed for the gradients; {_describe(inputs, inputs.tile_rows())}")
-        if is_explaining():
-            return tuple(inputs.empty_gradients(log_sum_exp))
-        return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
+def _fused_gradients(inputs: Inputs, found: Statistics, factors: Coefficients) -> HeadGradients:
+    grad_statistics = Statistics(found.logits_max, factors.log_sum_exp, -factors.predicted)
+    return *fused_gradients(inputs, grad_statistics, found.log_sum_exp), None
 
 
 def choose_kernels(inputs: Inputs) -> Kernels:
@@ -107,19 +82,6 @@ def _why_not_cann(inputs: Inputs) -> str | None:
     return fused_linear_online_max_sum.why_not_cann(inputs.input, weight, inputs.target, 0, weight.shape[0], False)
 
 
-def loss_and_gradients(
-    inputs: Inputs, coefficients: Coefficients
-) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
-    """Compute the sum of the losses, the gradients of input, weight and bias, and the predicted tokens, in chunks."""
-    _check_queue(inputs)
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
-    if is_explaining():
-        empty = inputs.requested.name(inputs.empty_statistics())
-        loss = empty.logits_max.new_empty(())
-        return loss, inputs.empty_gradients(loss), empty.predicted_tokens
-    return chunks.loss_in_chunks(inputs, coefficients)
-
-
 def log_few_logits(inputs: Inputs) -> None:
     """Log a call whose logits are computed all at once, in torch calls."""
     _check_queue(inputs)
@@ -127,13 +89,28 @@ def log_few_logits(inputs: Inputs) -> None:
     log_call(_NAME, Implementation.FALLBACK, lambda: f"{reason}; few logits: all {rows} rows in one chunk")
 
 
-def _describe_call(inputs: Inputs, how: str) -> str:
-    reason = choose_kernels(inputs).why_not_fused
-    return f"{reason}; {how}; {_describe(inputs, inputs.tile_rows())}"
+def _log(inputs: Inputs, factors: Coefficients | None, kernels: Kernels) -> None:
+    def described() -> str:
+        tiling = inputs.tile_rows(with_gradients=factors is not None)
+        return f"{tiling}{products.describe_backend(inputs.linear_weight, tiling.rows)}"
+
+    if inputs.found is not None:
+        log_detail(_NAME, lambda: f"logits recomputed for the gradients; {described()}")
+        return
+    how = "" if factors is None else "gradients computed in the forward pass; "
+    log_call(_NAME, Implementation.FALLBACK, lambda: f"{kernels.why_not_fused}; {how}{described()}")
 
 
-def _describe(inputs: Inputs, tiling: Tiling) -> str:
-    return f"{tiling}{products.describe_backend(inputs.linear_weight, tiling.rows)}"
+def _empty_gradients(inputs: Inputs, factors: Coefficients | None) -> HeadGradients:
+    if factors is None:
+        return _NO_GRADIENTS
+
+    like, student = factors.log_sum_exp, zip(inputs[:3], inputs.requested.gradients, strict=True)
+    input, weight, bias = (
+        like.new_empty(tensor.shape, dtype=tensor.dtype) if is_needed and tensor is not None else None
+        for tensor, is_needed in student
+    )
+    return input, weight, bias
 
 
 def _check_queue(inputs: Inputs) -> None:

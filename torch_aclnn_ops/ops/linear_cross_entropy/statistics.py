@@ -29,12 +29,17 @@ class Statistics(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of each row's statistics in its loss, shape (N,) each; ``square`` is for the z-loss."""
+    """The factors of each row's statistics in its loss, shape (N,) each.
+
+    The loss is a sum, in which ``predicted`` and ``weighted`` are subtracted, and ``square`` is the factor of the
+    squared log-sum-exp (the z-loss).
+    """
 
     log_sum_exp: Tensor
     predicted: Tensor
     weighted: Tensor | None = None
     square: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tensor:

@@ -1,0 +1,206 @@
+"""The engine of losses on a head: gradients computed with the loss, or from recomputed logits, or by the formula.
+
+A loss on the output of a linear layer supplies an object like :class:`HeadLoss`. From it follow:
+
+=====================================  ===============================================================================
+a scalar with gradients                :meth:`Engine.weighted_sum`: loss and gradients in one pass, chunk by chunk
+values of rows                         :meth:`Engine.rows`: the backward pass recomputes the logits, chunk by chunk
+inside transforms, with tangents       the formula, in differentiable torch calls
+a backward pass with create_graph      the formula, each chunk under ``torch.utils.checkpoint``
+compiled code                          the first two, as one operator
+=====================================  ===============================================================================
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch_aclnn_ops._autograd.derivatives import (
+    any_differentiated,
+    any_wrapped,
+    has_tangent,
+    in_functorch_transform,
+    is_batched,
+    is_jit_tracing,
+    scatter,
+    vjp,
+)
+from torch_aclnn_ops._call_log import Implementation, log_call
+from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops._torch_compat.derivatives import fast_apply, in_forward_ad, is_legacy_batchedtensor
+from torch_aclnn_ops.functional._head.gradients import scaled
+from torch_aclnn_ops.functional._head.operator import STUDENT, HeadLoss, HeadOperator, Results
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+class Engine:
+    """Computes the calls of a loss.
+
+    Args:
+        loss: What is special to the loss.
+    """
+
+    def __init__(self, loss: HeadLoss) -> None:
+        self._loss = loss
+        self._operator = HeadOperator(loss)
+
+    def rows(self, call: Any) -> Results:
+        """Compute the results of every row, differentiably to any order."""
+        if self.needs_formula(call):
+            log_call(self._loss.name, Implementation.FALLBACK, _why_formula)
+            return _by_formula(self._loss, call)
+        if torch.compiler.is_compiling():
+            return self._operator.rows(call)
+        results: Results = _apply(*call[:STUDENT], self._loss, call, None)
+        return results
+
+    def weighted_sum(self, call: Any, factors: Sequence[Tensor | None]) -> Results:
+        """Compute the total, whose gradients are computed in the same pass, and the results that go with it.
+
+        Only where :meth:`needs_formula` is false; the factors are constants.
+        """
+        if torch.compiler.is_compiling():
+            return self._operator.total(call, factors)
+        results: Results = _apply(*call[:STUDENT], self._loss, call, factors)
+        return results
+
+    def needs_formula(self, call: Any, *others: Tensor | None) -> bool:
+        """Return whether only the formula has the derivatives: by other arguments, in a transform, with tangents.
+
+        Args:
+            call: The arguments of the loss.
+            *others: Tensors with which the results are multiplied.
+        """
+        tensors = (*call[:STUDENT], *self._loss.tensors(call))
+        if in_functorch_transform() or any_differentiated(tensors[STUDENT:]):
+            return True
+        if torch.compiler.is_compiling():
+            return False
+        if type(tensors[0].shape[0]) is not int or type(tensors[1].shape[0]) is not int:  # symbolic
+            return True
+        tensors = (*tensors, *others)
+        if is_jit_tracing() or any_wrapped(tensors):
+            return True
+        return any(isinstance(one, Tensor) and (is_legacy_batchedtensor(one) or has_tangent(one)) for one in tensors)
+
+
+def _why_formula() -> str:
+    where = "inside a transform" if in_functorch_transform() else "for derivatives that kernels do not have"
+    return f"{where}; in differentiable torch calls"
+
+
+@without_autocast
+def _by_formula(loss: HeadLoss, call: Any, in_backward: bool = False) -> Results:
+    """Apply the formula chunk by chunk.
+
+    Each chunk keeps its logits for the backward pass only where torch cannot recompute it: in transforms and in
+    compiled code.
+    """
+    loss.check_formula(call, in_backward)
+    input, weight, bias = call[:STUDENT]
+    # Upcast once, so that the sums of their gradients over the chunks are rounded to 16 bits once, at the end.
+    student = input, widen(weight), None if bias is None else widen(bias)
+    call = loss.replace(call, student, loss.tensors(call))
+    is_symbolic = not torch.compiler.is_compiling() and type(input.shape[0]) is not int
+    chunks = [slice(None)] if is_symbolic or is_jit_tracing() else loss.chunks(call)
+    if len(chunks) == 1:
+        return loss.formula(call)
+    recomputes = not (torch.compiler.is_compiling() or in_functorch_transform() or in_forward_ad())
+    formula: Callable[[Any], Results] = loss.formula
+    if recomputes and torch.is_grad_enabled():
+        formula = partial(
+            checkpoint, loss.formula, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+        )
+    parts: list[Results] = [formula(loss.rows_of(call, rows)) for rows in chunks]
+    return tuple(torch.cat(list(column)) for column in zip(*parts, strict=True))
+
+
+class _Function(torch.autograd.Function):
+    """The results, or the total together with its gradients; never in a transform, so that ctx may hold them."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Results:
+        loss: HeadLoss
+        *_, loss, call, factors = args
+        results, ctx.gradients = loss.reduce(call, factors)
+        _save(ctx, loss, call, results, factors)
+        if factors is None:
+            differentiable = loss.differentiable(call)
+            ctx.mark_non_differentiable(*(one for i, one in enumerate(results) if i not in differentiable))
+            return results
+        others = tuple(results[i] for i in loss.beside_total(call))
+        ctx.mark_non_differentiable(*others)
+        total: Tensor = loss.total(call, results, factors)
+        return total, *others
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        loss, made, needed = ctx.loss, ctx.gradients, ctx.needs_input_grad[:STUDENT]
+        ctx.gradients = None
+        if torch.is_grad_enabled() or (not ctx.has_factors and any(is_batched(grad) for grad in grads)):
+            made = _differentiable_gradients(loss, *_saved(ctx), needed, grads)
+        elif not ctx.has_factors:
+            call, results, _ = _saved(ctx)
+            again = loss.backward_call(call, results)
+            _, made = loss.reduce(again, loss.factors_of(call, grads))
+        else:
+            if made is None:  # the first backward pass consumed them
+                call, _, factors = _saved(ctx)
+                _, made = loss.reduce(call, factors)
+            if is_batched(grads[0]):
+                ctx.gradients = made  # not consumed: scaled() is out of place then
+            made = scaled(made, grads[0])
+        if ctx.dtype != torch.float32:
+            made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
+        return *made, None, None, None
+
+
+_apply = fast_apply(_Function)
+
+
+def _save(ctx: Any, loss: HeadLoss, call: Any, results: Results, factors: Sequence[Tensor | None] | None) -> None:
+    """Save all tensors where saved-tensor hooks see them, except those of inference mode, which autograd refuses."""
+    tensors = loss.tensors(call)
+    ctx.inference = [one if one is not None and one.is_inference() else None for one in tensors]
+    savable = [one if kept is None else None for one, kept in zip(tensors, ctx.inference, strict=True)]
+    ctx.loss, ctx.dtype, ctx.has_factors = loss, call[1].dtype, factors is not None
+    ctx.call = loss.replace(call, (None,) * STUDENT, (None,) * len(tensors))
+    ctx.save_for_backward(*call[:STUDENT], *savable, *(results if factors is None else factors))
+
+
+def _saved(ctx: Any) -> tuple[Any, Results, Sequence[Tensor | None] | None]:
+    """Return the call with its tensors, its results if it has no factors, and the factors."""
+    saved = ctx.saved_tensors
+    end = STUDENT + len(ctx.inference)
+    pairs = zip(saved[STUDENT:end], ctx.inference, strict=True)
+    tensors = [one if kept is None else kept for one, kept in pairs]
+    call = ctx.loss.replace(ctx.call, saved[:STUDENT], tensors)
+    return call, () if ctx.has_factors else saved[end:], saved[end:] if ctx.has_factors else None
+
+
+def _differentiable_gradients(
+    loss: HeadLoss,
+    call: Any,
+    _: Results,
+    factors: Sequence[Tensor | None] | None,
+    needed: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> Sequence[Tensor | None]:
+    """Compute gradients that can be differentiated again; their graph holds the logits of all rows."""
+    positions = [i for i, is_needed in enumerate(needed) if is_needed]
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        student = list(call[:STUDENT])
+        for position, value in zip(positions, values, strict=True):
+            student[position] = value
+        results = _by_formula(loss, loss.replace(call, student, loss.tensors(call)), in_backward=True)
+        if factors is not None:
+            return (loss.total(call, results, factors),)
+        return tuple(results[i] for i in loss.differentiable(call))
+
+    _, pull_back = vjp(function, *(call[position] for position in positions))
+    cotangents = grads[:1] if factors is not None else [grads[i] for i in loss.differentiable(call)]
+    return scatter(needed, pull_back(*cotangents))

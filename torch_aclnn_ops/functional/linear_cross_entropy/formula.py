@@ -1,0 +1,50 @@
+"""The statistics of rows in differentiable torch calls, for derivatives that the kernels do not have."""
+
+from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
+
+import torch
+from torch import Tensor
+
+
+@without_autocast
+def statistics_of_rows(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Reduce the logits ``z = softcap * tanh((input W^T + bias) / softcap) / temperature`` of every row.
+
+    Returns the requested fields of ``Statistics``; the maximum is detached. Ignored rows give zeros, and the predicted
+    token -1.
+    """
+    input, linear_weight, linear_bias, target, class_weight, options, requested, *_ = inputs
+    ignored = None if target.is_floating_point() else target == IGNORED
+    if ignored is not None:
+        input = input.masked_fill(ignored.unsqueeze(1), 0)  # keeps inf and nan out of the derivatives
+    logits = widen(input) @ widen(linear_weight).T
+    if linear_bias is not None:
+        logits = logits + widen(linear_bias)
+    if options.softcap is not None:
+        logits = options.softcap * torch.tanh(logits / options.softcap)
+    if options.temperature != 1:
+        logits = logits / options.temperature
+    logits_max = logits.detach().amax(1)
+    shifted = logits - logits_max.unsqueeze(1)
+    log_sum_exp = shifted.exp().sum(1).log()
+    if target.is_floating_point():
+        distribution = widen(target) if class_weight is None else widen(target) * class_weight
+        predicted = (distribution * shifted).sum(1)
+    else:
+        predicted = shifted.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1).masked_fill(target < 0, 0)
+    results = [logits_max, log_sum_exp, predicted]
+    if requested.weighted:
+        results.append((shifted if class_weight is None else shifted * class_weight).sum(1))
+    if requested.entropy:
+        # - sum p log p, where p log p is 0 at p = 0.
+        probabilities = shifted.softmax(1)
+        finite = shifted.masked_fill(probabilities == 0, 0)
+        results.append(log_sum_exp - (probabilities * finite).sum(1))
+    if ignored is not None:
+        results = [result.masked_fill(ignored, 0) for result in results]
+    if requested.predicted_tokens:
+        tokens = logits.detach().argmax(1)
+        results.append(tokens if ignored is None else tokens.masked_fill(ignored, -1))
+    return tuple(results)

@@ -1,0 +1,102 @@
+"""Rows of logits: their statistics, and the gradient of a loss that is a function of these.
+
+Everything is computed in place and in float32 (float64 for float64).
+:mod:`torch_aclnn_ops.functional.linear_cross_entropy.formula` has the same mathematics in differentiable calls.
+"""
+
+import math
+
+from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
+
+import torch
+from torch import Tensor
+
+
+def reduce_rows(inputs: Inputs, logits: Tensor, target: Tensor, factors: Coefficients | None) -> Statistics:
+    """Reduce logits; with factors, overwrite them with the gradient of the loss by ``input @ weight.T + bias``.
+
+    Args:
+        inputs: The arguments of the call; its rows are not used.
+        logits: Logits of some rows, divided by the temperature unless there is a softcap, shape (n, V).
+        target: The targets of these rows.
+        factors: The coefficients of the rows' statistics in the loss.
+    """
+    options, requested, class_weight = inputs.options, inputs.requested, inputs.class_weight
+    slope = None
+    if options.softcap is not None:
+        logits.div_(options.softcap).tanh_()
+        slope = None if factors is None else logits.square().neg_().add_(1)
+        logits.mul_(options.softcap / options.temperature)
+    logits_max = logits.amax(1)
+    shift, is_masked = logits_max, None
+    if options.is_shard and inputs.linear_bias is not None:
+        # A bias of -inf may mask all classes of a shard. A row with all classes masked is nan.
+        is_masked = logits_max == -math.inf
+        shift = logits_max.masked_fill(is_masked, 0)
+    tokens = logits.argmax(1) if requested.predicted_tokens else None
+    weighted = None
+    if requested.weighted:
+        # Subtract before summing: a sum of logits near the largest number would overflow.
+        logits.sub_(shift.unsqueeze(1))
+        shift = torch.zeros_like(shift)
+        weighted = logits.sum(1) if class_weight is None else logits @ class_weight
+    predicted = _predicted(logits, target, class_weight, shift)
+    if is_masked is not None:
+        # Any finite distribution will do: a masked shard gets a weight of 0.
+        logits.masked_fill_(is_masked.unsqueeze(1), 0)
+    probabilities = torch.softmax(logits, 1, out=logits) if logits.is_cpu else logits.softmax(1)
+    # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers, because
+    # log uses MKL, whose threads must be woken up.
+    log_sum_exp = -torch.xlogy(1, probabilities.amax(1))
+    entropy = torch.special.entr(probabilities).sum(1) if requested.entropy else None
+    if is_masked is not None:
+        log_sum_exp.masked_fill_(is_masked, -math.inf)
+        entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
+    found = Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
+    if factors is not None:
+        if options.temperature != 1:
+            factors = Coefficients._make(None if one is None else one / options.temperature for one in factors)
+        _write_gradient(inputs, probabilities, target, found, factors, logits)
+        if slope is not None:
+            logits.mul_(slope)
+    return found
+
+
+def _predicted(logits: Tensor, target: Tensor, class_weight: Tensor | None, shift: Tensor) -> Tensor:
+    if target.is_floating_point():
+        return (_distribution(target, class_weight) * (logits - shift.unsqueeze(1))).sum(1)
+    at_target = logits.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return (at_target - shift).masked_fill_(target < 0, 0)
+
+
+def _distribution(target: Tensor, class_weight: Tensor | None) -> Tensor:
+    return widen(target) if class_weight is None else widen(target) * class_weight
+
+
+def _write_gradient(
+    inputs: Inputs, probabilities: Tensor, target: Tensor, found: Statistics, factors: Coefficients, out: Tensor
+) -> None:
+    """Write the gradient of the logits ``z``, with probabilities p and the factors f of the statistics.
+
+    It is ``(f_log_sum_exp + 2 f_square logsumexp(z)) p - f_predicted Q - f_weighted class_weight - f_entropy p (log p +
+    entropy)``, where Q is the target's distribution.
+    """
+    of_softmax = factors.log_sum_exp
+    if factors.square is not None:
+        of_softmax = of_softmax + 2 * factors.square * (found.logits_max + found.log_sum_exp)
+    if factors.entropy is not None and found.entropy is not None:
+        surprise = torch.special.entr(probabilities)
+        torch.mul(probabilities, (of_softmax - factors.entropy * found.entropy).unsqueeze(1), out=out)
+        out.addcmul_(surprise, factors.entropy.unsqueeze(1))
+    else:
+        torch.mul(probabilities, of_softmax.unsqueeze(1), out=out)
+    if target.is_floating_point():
+        out.addcmul_(_distribution(target, inputs.class_weight), factors.predicted.unsqueeze(1), value=-1)
+    else:
+        column = target.clamp(min=0).unsqueeze(1)
+        out.scatter_add_(1, column, factors.predicted.neg().masked_fill(target < 0, 0).unsqueeze(1))
+    if factors.weighted is not None:
+        weight, column = inputs.class_weight, factors.weighted.unsqueeze(1)
+        out.sub_(column) if weight is None else out.addcmul_(weight, column, value=-1)
