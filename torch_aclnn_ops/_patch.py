@@ -1,9 +1,6 @@
 """Put the functions of this package, and its optimizer, in the place of torch's for a while."""
 
 import inspect
-import sys
-import warnings
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -29,17 +26,6 @@ class _Place(NamedTuple):
         return f"{self.module.__name__}.{self.name}"
 
 
-class _Entry:
-    """What somebody has put in a place, and what was there before."""
-
-    def __init__(self, owner: "Patch", before: object, now: object) -> None:
-        self.owner, self.before, self.now = owner, before, now
-
-
-# Of each place, those that are not undone, in the order in which they began.
-_entries: defaultdict[_Place, list[_Entry]] = defaultdict(list)
-
-
 def patch(
     *,
     adamw: bool | Mapping[str, Any] = False,
@@ -48,17 +34,17 @@ def patch(
     """Replace functions of :mod:`torch.nn.functional`, which modules of :mod:`torch.nn` call, by those of this package.
 
     Like :func:`unittest.mock.patch`, the result can be used in a ``with`` statement, as a decorator of a function, or
-    with ``start()`` and ``stop()``. Patches may overlap and end in any order; after the last one, torch is restored.
-    Patches apply to the whole process, including other threads, and :func:`torch.compile` compiles code once with and
-    once without them.
+    with ``start()`` and ``stop()``. Patches may be nested, and end in the reverse order in which they began; ending one
+    in another order, or while other code has replaced its functions, raises an error and changes nothing. Patches apply
+    to the whole process, including other threads, and :func:`torch.compile` compiles code once with and once without
+    them.
 
-    Code that has imported a function by its own name (``from torch.nn.functional import mse_loss``) is not patched.
+    Code that has imported a function or AdamW by its own name (``from torch.nn.functional import mse_loss``) is not
+    patched.
 
     Args:
         adamw: Replace :class:`torch.optim.AdamW` by :class:`torch_aclnn_ops.optim.FusedEmaAdam`, with all arguments of
             AdamW. A mapping sets options of FusedEmaAdam for all created optimizers, such as ``{"ema_decay": 0.999}``.
-            Modules that have imported AdamW by name are patched too, but not registries that hold the class, such as
-            the one of timm's ``create_optimizer_v2``.
         **functions: Whether a drop-in of ``torch_aclnn_ops.functional`` replaces torch's function, by name, such as
             ``mse_loss=False``; ``True`` by default. Functions that torch lacks (``linear_cross_entropy`` before 2.13)
             are not added.
@@ -95,8 +81,7 @@ def patch(
     if adamw is not False:
         options = dict(adamw) if isinstance(adamw, Mapping) else {}
         _check_preset(options)
-        optimizer = type("AdamW", (_AdamW,), {"preset": options})
-        replacements |= dict.fromkeys([_Place(torch.optim, "AdamW"), *_imported_adamw()], optimizer)
+        replacements[_Place(torch.optim, "AdamW")] = type("AdamW", (_AdamW,), {"preset": options})
     return Patch(replacements)
 
 
@@ -125,13 +110,6 @@ def _check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> 
             raise TypeError(f"{what} {name!r}; accepted are {', '.join(sorted(accepted))}")
 
 
-def _imported_adamw() -> list[_Place]:
-    """Return the modules outside of torch that have imported AdamW by its name."""
-    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] != "torch"]
-    found = [module for module in modules if getattr(module, "__dict__", {}).get("AdamW") is _torch_adamw]
-    return [_Place(module, "AdamW") for module in found]
-
-
 class Patch(Switch):
     """The patch that :func:`patch` returns.
 
@@ -149,30 +127,33 @@ class Patch(Switch):
     def _begin(self) -> None:
         load_tables_of_functions()
         with lock:
-            for place, now in self._replacements.items():
-                _entries[place].append(_Entry(self, getattr(*place), now))
-                setattr(place.module, place.name, now)
+            originals = {place: getattr(*place) for place in self._replacements}
+            _put(self._replacements)
+            _patches.append((self, originals))
 
     def _end(self) -> None:
         with lock:
-            for place in self._replacements:
-                self._leave(place)
+            last, originals = _patches[-1]
+            if last is not self:
+                raise RuntimeError(f"patch: {self!r} is not the patch that began last; end {last!r} first")
+            for place, replacement in self._replacements.items():
+                now = getattr(*place)
+                if now is not replacement:
+                    raise RuntimeError(
+                        f"patch: {place} was replaced by {now!r} after this patch began; undo that first, because"
+                        " this patch is still on"
+                    )
+            _put(originals)
+            _patches.pop()
 
-    def _leave(self, place: _Place) -> None:
-        """Take this out of what was put in a place, whatever came after it."""
-        entries = _entries[place]
-        i = max(i for i, entry in enumerate(entries) if entry.owner is self)
-        entry, later = entries.pop(i), entries[i:]
-        if later and later[0].before is entry.now:
-            later[0].before = entry.before
-        elif not later and getattr(*place) is entry.now:
-            setattr(place.module, place.name, entry.before)
-        else:
-            warnings.warn(
-                f"patch: {place} was replaced by {later[0].before if later else getattr(*place)!r} after this patch"
-                " started. That replacement is kept; undoing it later may restore the function of this patch",
-                stacklevel=4,  # the line that leaves the block, or calls stop()
-            )
+
+# The patches that have not ended, in the order in which they began, and what each has replaced.
+_patches: list[tuple[Patch, dict[_Place, object]]] = []
+
+
+def _put(functions: Mapping[_Place, object]) -> None:
+    for place, function in functions.items():
+        setattr(place.module, place.name, function)
 
 
 class _AdamW(FusedEmaAdam):

@@ -42,8 +42,8 @@ class Switch:
         """Undo :meth:`start`; a no-op without it, as in :mod:`unittest.mock`."""
         with lock:
             if self._starts > 0:
-                self._starts -= 1
                 self._end()
+                self._starts -= 1
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function, so that this is on during its calls."""
