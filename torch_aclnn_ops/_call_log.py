@@ -4,7 +4,6 @@ The logger is ``torch_aclnn_ops``, at level DEBUG. Messages are formatted only i
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -12,8 +11,6 @@ from enum import Enum
 import torch
 
 _log = logging.getLogger("torch_aclnn_ops")
-_explanation: list[tuple[str, str]] | None = None
-_explaining_thread = 0
 
 
 class Implementation(Enum):
@@ -30,6 +27,7 @@ class Implementation(Enum):
 
 Listener = Callable[[str, Implementation, str, int], None]
 _listeners: list[Listener] = []
+_collections: list[list[str]] = []
 
 
 def log_call(function: str, implementation: Implementation, detail: Callable[[], str], calls: int = 1) -> None:
@@ -45,9 +43,8 @@ def log_call(function: str, implementation: Implementation, detail: Callable[[],
         return
     text = detail()
     _record(function, implementation.describe(text))
-    if not is_explaining():
-        for listener in _listeners:
-            listener(function, implementation, text, calls)
+    for listener in _listeners:
+        listener(function, implementation, text, calls)
 
 
 def log_detail(function: str, detail: Callable[[], str]) -> None:
@@ -58,37 +55,27 @@ def log_detail(function: str, detail: Callable[[], str]) -> None:
 
 def _record(function: str, text: str) -> None:
     _log.debug("%s: %s", function, text)
-    explanation = _explanation
-    if is_explaining() and explanation is not None and (function, text) not in explanation:
-        explanation.append((function, text))
+    for lines in _collections:
+        lines.append(f"{function}: {text}")
 
 
 def is_logging() -> bool:
     """Return whether calls are recorded; always False in compiled code."""
     if torch.compiler.is_compiling():
         return False
-    return is_explaining() or bool(_listeners) or _log.isEnabledFor(logging.DEBUG)
-
-
-def is_explaining() -> bool:
-    """Return whether this thread runs on fake tensors for :func:`explaining`; others may make real calls meanwhile.
-
-    It is the thread that explains, or one of autograd, which takes over its modes.
-    """
-    if _explanation is None:
-        return False
-    return threading.get_ident() == _explaining_thread or type(torch.empty(0)) is not torch.Tensor
+    return bool(_listeners) or bool(_collections) or _log.isEnabledFor(logging.DEBUG)
 
 
 @contextmanager
-def explaining() -> Iterator[list[tuple[str, str]]]:
-    """Collect the messages about the calls inside, without duplicates."""
-    global _explanation, _explaining_thread
-    outer, _explaining_thread, _explanation = (_explanation, _explaining_thread), threading.get_ident(), []
+def collecting() -> Iterator[list[str]]:
+    """Collect the messages about all calls, in all threads."""
+    lines: list[str] = []
+    _collections.append(lines)
     try:
-        yield _explanation
+        yield lines
     finally:
-        _explanation, _explaining_thread = outer
+        # By identity: another collection may have equal lines.
+        _collections[:] = [each for each in _collections if each is not lines]
 
 
 @contextmanager

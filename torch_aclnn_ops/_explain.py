@@ -1,24 +1,22 @@
 """Show which implementation a call uses, and why."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch_aclnn_ops import _call_log
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._nested import leaves, map_nested
-from torch_aclnn_ops._torch_compat.modes import FakeTensorMode
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Return which implementation a call uses, and why, without computing it.
+    """Run a call and the backward pass of its results, and return which implementations computed them, and why.
 
-    The function, and the backward pass of its results, run on fake tensors with the shapes, dtypes and devices of the
-    arguments. For calls that do run on an NPU, the logger ``torch_aclnn_ops`` logs the same lines at level DEBUG.
+    The call is made as any other: the step of an optimizer updates its parameters, and a :func:`report` counts it. No
+    ``.grad`` changes. The logger ``torch_aclnn_ops`` logs the same lines at level DEBUG. Calls that other threads make
+    meanwhile are included.
 
     Args:
         function: A function or module that calls this package.
@@ -38,22 +36,20 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """
     if not callable(function):
         raise TypeError(f"explain: function must be a function or module, but it is {describe(function)}")
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _call_log.explaining() as paths:
 
-        def fake(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
+    def as_leaf(value: Any) -> Any:
+        return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
-        with _state_restored(getattr(function, "__self__", None)):
-            results = leaves(function(*map_nested(fake, args), **map_nested(fake, kwargs)))
+    with _call_log.collecting() as lines:
+        results = leaves(function(*map_nested(as_leaf, args), **map_nested(as_leaf, kwargs)))
         losses = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
         if losses:
-            # Not backward(), which would leave fake gradients in the parameters of a module.
-            torch.autograd.grad(losses, _leaves(losses), [torch.ones_like(loss) for loss in losses], allow_unused=True)
-    if not paths:
+            # Not backward(), which would add to .grad; what the function refers to may be differentiated again.
+            ones = [torch.ones_like(loss) for loss in losses]
+            torch.autograd.grad(losses, _leaves(losses), ones, retain_graph=True, allow_unused=True)
+    if not lines:
         return "no operator of torch_aclnn_ops: torch's own functions compute this call"
-    return "\n".join(f"{operator}: {path}" for operator, path in paths)
+    return "\n".join(dict.fromkeys(lines))
 
 
 def _leaves(losses: list[Tensor]) -> list[Tensor]:
@@ -70,15 +66,3 @@ def _leaves(losses: list[Tensor]) -> list[Tensor]:
             leaves.append(node.variable)
         nodes.extend(following for following, _ in node.next_functions)
     return leaves
-
-
-@contextmanager
-def _state_restored(owner: object) -> Iterator[None]:
-    """Give an optimizer its state back: a step in it would keep fake tensors."""
-    state: dict[Tensor, Any] = owner.state if isinstance(owner, Optimizer) else {}
-    before = {parameter: dict(values) for parameter, values in state.items()}
-    try:
-        yield
-    finally:
-        state.clear()
-        state.update(before)

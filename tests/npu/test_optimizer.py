@@ -376,7 +376,6 @@ def test_explain_shows_the_operator_of_a_step(flatten):
         for weight in model.parameters():
             weight.grad = torch.ones_like(weight)
         assert explain(optimizer.step) == f"apply_fused_ema_adam_: {OPERATOR}"
-        optimizer.step()
 
 
 def test_reset_averages_start_from_the_weights():
@@ -429,11 +428,8 @@ def test_steps_of_a_disabled_package_launch_nothing_and_give_the_same_weights(is
             reference.set_gradients(number)
             for weight, other in zip(model.parameters(), reference.parameters(), strict=True):
                 weight.grad = other.grad.to("npu")
-            step()
-        if not is_compiled:
-            optimizer.zero_grad(set_to_none=False)
-            explained = explain(optimizer.step)
-            assert explained == "apply_fused_ema_adam_: PyTorch fallback, because torch_aclnn_ops is disabled"
+            said = step() if is_compiled else explain(step)
+            assert said in (None, "apply_fused_ema_adam_: PyTorch fallback, because torch_aclnn_ops is disabled")
     assert counts.as_dict()["launches"] == {}
     assert_all_close(on_the_cpu(weights_of(model)), on_the_cpu(weights_of(expected)), 1e-6)
 

@@ -10,7 +10,7 @@ from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functor
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._autograd.raw_function import as_tuple, raw_function
 from torch_aclnn_ops._autograd.schema import arguments_of, signature_of
-from torch_aclnn_ops._call_log import Implementation, is_explaining, is_logging, log_call, log_detail
+from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import check_device, describe
 from torch_aclnn_ops._limits import EVERY_CHIP, Limits, why_not_chip, why_not_rank
 from torch_aclnn_ops._numerics import without_autocast
@@ -98,7 +98,7 @@ class RawOperator:
             _library.impl(self.name, self._from_dispatcher(self._checked(self._cpu)), "CPU")
         torch.library.register_fake(
             self.overload,
-            self._from_dispatcher(self._checked(self._with_logging(fake), values=False)),
+            self._from_dispatcher(self._checked(fake, values=False)),
             lib=_library,
         )
         register_vmap(self.overload, self._call_per_sample, lib=_library)
@@ -235,25 +235,6 @@ class RawOperator:
             return kernel(*self.complete(args, kwargs))
 
         return dispatcher_entry
-
-    def _with_logging(self, fake: Kernel) -> Kernel:
-        def logging_kernel(*args: Any) -> Any:
-            if is_explaining():
-                self._log_implementation(args)
-            return fake(*args)
-
-        return logging_kernel
-
-    def _log_implementation(self, args: tuple[Any, ...]) -> None:
-        device = args[0].device.type
-        if device != "npu":
-            log_call(self.name, *self._cpu_implementation(device))
-            return
-        reason = self.why_not_cann(*args)
-        if reason is None:
-            log_call(self.name, Implementation.CANN, lambda: self.cann)
-        else:
-            log_detail(self.name, lambda: f"raises, because {reason}; drop-in functions fall back to PyTorch")
 
     def _cpu_implementation(self, device: str) -> tuple[Implementation, Callable[[], str]]:
         """Return the implementation for devices other than NPUs, and the reason."""

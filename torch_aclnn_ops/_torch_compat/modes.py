@@ -15,9 +15,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 is_any_autocast_enabled = lookup("_C._is_any_autocast_enabled", "a short call outside of autocast", lambda: True)
 number_of_dispatch_modes = lookup("_C._len_torch_dispatch_stack", "a short call outside of modes", lambda: 1)
 disable_current_modes = lookup(
-    "utils._python_dispatch._disable_current_modes", "explain() before the first call", nullcontext
+    "utils._python_dispatch._disable_current_modes", "a first call inside of a mode", nullcontext
 )
-FakeTensorMode = lookup("_subclasses.fake_tensor.FakeTensorMode", "explain()")
 
 
 def in_dispatch_mode() -> bool:

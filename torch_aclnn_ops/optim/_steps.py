@@ -4,21 +4,20 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
-from torch_aclnn_ops._call_log import log_call, log_detail
+from torch_aclnn_ops._call_log import log_detail
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam.kernels import implementation_for, update
+from torch_aclnn_ops.ops.ema_adam.kernels import update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is_dtensor, is_plain, mark_modified
 from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
-from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, has_state, init_missing_state
+from torch_aclnn_ops.optim._states import CachedState, has_state
 
 import torch
 from torch import Tensor
@@ -213,20 +212,6 @@ def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGro
                 raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {reason}")
 
 
-def log_implementations(optimizer: Optimizer) -> None:
-    """Log which implementation would update each parameter that has a gradient, without updating it."""
-    name = apply_fused_ema_adam_.name
-    trained = [
-        (param, dtype_of_states(param, group["master_weights"]))
-        for group in optimizer.param_groups
-        for param in group["params"]
-        if param.grad is not None
-    ]
-    for param, dtype in trained:
-        state = dict(optimizer.state.get(param, {}))
-        init_missing_state(state, param, dtype)
-        weights = state.get("master_params", param)
-        implementation, reason = implementation_for(weights, state["exp_avg"], state["exp_avg_sq"], state["ema_params"])
-        log_call(name, implementation, partial(str, reason))
-    if not trained:
-        log_detail(name, lambda: "not called, because no parameter has a gradient")
+def log_that_nothing_is_updated() -> None:
+    """Log that a step calls no operator."""
+    log_detail(apply_fused_ema_adam_.name, lambda: "not called, because no parameter has a gradient")

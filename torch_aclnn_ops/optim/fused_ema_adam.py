@@ -4,7 +4,6 @@ from collections.abc import Callable
 from itertools import compress
 from typing import Any, NamedTuple, overload
 
-from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
@@ -240,14 +239,13 @@ class FusedEmaAdam(EmaOptimizer):
         if is_read and found_inf:
             return loss
         parsed = _steps.with_scaling(parsed, grad_scale, found_inf)
-        if is_explaining() and not is_compiling:
-            _steps.log_implementations(self)
-            return loss
         if is_compiling:
             self._captures.has_compiled = True
         else:
             self._captures.observe(self.param_groups, have_moved)
         work = self._prepare(parsed, have_moved)
+        if not is_compiling and not any(one.tensors.params or any(runs for _, runs in one.runs) for one in work):
+            _steps.log_that_nothing_is_updated()
         try:
             self._write(work, parsed)
         except BaseException as error:

@@ -8,7 +8,7 @@ mathematics in differentiable calls.
 import math
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._call_log import Implementation, is_explaining, log_call
+from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
@@ -156,8 +156,6 @@ def losses_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, He
     cut = inputs.tile(kept.number)
     log_call(NAME, Implementation.FALLBACK, lambda: _describe(inputs, cut, factors is not None))
     needed = None if factors is None else inputs.options.gradients
-    if is_explaining():
-        return _empty(inputs, needed)
     kernel = _Kernel(inputs, kept, cut)
     # The head's products are divided by the temperature, and so are the gradients that pass through them.
     factors = None if factors is None else kept.select(factors) / inputs.options.logits.temperature
@@ -169,15 +167,6 @@ def losses_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, He
     input_grad, weight_grad, bias_grad = gradients
     if input_grad is not None and inputs.shards is not None and inputs.reduce_input_grad:
         input_grad = sum_over_group(input_grad, inputs.shards.members)
-    return losses, (input_grad, weight_grad, bias_grad)
-
-
-def _empty(inputs: Inputs, needed: tuple[bool, bool, bool] | None) -> tuple[Tensor, HeadGradients]:
-    losses = inputs.input.new_empty(inputs.input.shape[0], dtype=inputs.loss_dtype())
-    input_grad, weight_grad, bias_grad = (
-        tensor.new_empty(tensor.shape) if is_needed and tensor is not None else None
-        for tensor, is_needed in zip(inputs.student, needed or (False,) * 3, strict=True)
-    )
     return losses, (input_grad, weight_grad, bias_grad)
 
 

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops.ops._head.tiling import slices
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
@@ -39,12 +38,10 @@ def _reduce(inputs: Inputs) -> Reduced:
         inputs.input, inputs.linear_weight, inputs.target, 0, inputs.linear_weight.shape[0], False
     )
     has_class = masked_target == inputs.target
-    if not is_explaining():
-        exact = _target_logits(inputs, masked_target, logits_max)
-        exact = exact.clamp_(predicted - _LARGEST_ROUNDING, predicted + _LARGEST_ROUNDING).where(has_class, predicted)
-        sum_exp_logits = sum_exp_logits.sub_(predicted.exp()).clamp_(min=0).add_(exact.exp())
-        predicted = exact
-    return Reduced(logits_max, sum_exp_logits, predicted, target_mask, masked_target, has_class)
+    exact = _target_logits(inputs, masked_target, logits_max)
+    exact = exact.clamp_(predicted - _LARGEST_ROUNDING, predicted + _LARGEST_ROUNDING).where(has_class, predicted)
+    sum_exp_logits = sum_exp_logits.sub_(predicted.exp()).clamp_(min=0).add_(exact.exp())
+    return Reduced(logits_max, sum_exp_logits, exact, target_mask, masked_target, has_class)
 
 
 def _target_logits(inputs: Inputs, classes: Tensor, logits_max: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ The choice is made once per call and applies to its gradients too.
 """
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._call_log import Implementation, is_explaining, log_call, log_detail
+from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
@@ -35,8 +35,6 @@ def reduce(inputs: Inputs, factors: Coefficients | None) -> tuple[Results, HeadG
         log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
     _check_queue(inputs)
     _log(inputs, factors, kernels)
-    if is_explaining():
-        return tuple(inputs.empty_statistics()), _empty_gradients(inputs, factors)
     return statistics_in_chunks(inputs, factors)
 
 
@@ -99,18 +97,6 @@ def _log(inputs: Inputs, factors: Coefficients | None, kernels: Kernels) -> None
         return
     how = "" if factors is None else "gradients computed in the forward pass; "
     log_call(_NAME, Implementation.FALLBACK, lambda: f"{kernels.why_not_fused}; {how}{described()}")
-
-
-def _empty_gradients(inputs: Inputs, factors: Coefficients | None) -> HeadGradients:
-    if factors is None:
-        return _NO_GRADIENTS
-
-    like, student = factors.log_sum_exp, zip(inputs[:3], inputs.requested.gradients, strict=True)
-    input, weight, bias = (
-        like.new_empty(tensor.shape, dtype=tensor.dtype) if is_needed and tensor is not None else None
-        for tensor, is_needed in student
-    )
-    return input, weight, bias
 
 
 def _check_queue(inputs: Inputs) -> None:
