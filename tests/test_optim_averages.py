@@ -276,15 +276,6 @@ def test_an_ema_model_file_loads_and_is_replaced_atomically(tmp_path, monkeypatc
     assert [file.name for file in tmp_path.iterdir()] == ["ema.pt"]
 
 
-@pytest.mark.parametrize("call", ["ema_state_dict", "save_ema_model"])
-def test_exporting_averages_inside_a_swap_raises(call, tmp_path):
-    network, optimizer = trained_network()
-    arguments = [network, tmp_path / "ema.pt"] if call == "save_ema_model" else [network]
-    with optimizer.swap_ema_params():
-        with pytest.raises(RuntimeError, match=rf"FusedEmaAdam\.{call}: inside swap_ema_params\(\)"):
-            getattr(optimizer, call)(*arguments)
-
-
 def test_changes_of_a_16_bit_parameter_in_a_swap_are_averaged_and_the_rest_keeps_its_precision():
     weight = nn.Parameter(torch.full((2,), 0.123, dtype=torch.bfloat16))
     optimizer = FusedEmaAdam([weight], lr=0.1)

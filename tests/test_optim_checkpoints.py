@@ -477,25 +477,6 @@ def test_a_backward_pass_through_swapped_weights_raises(of_one_process, is_dtens
         loss.backward()
 
 
-IN_A_SWAP = {
-    "step": lambda optimizer: optimizer.step(),
-    "state_dict": lambda optimizer: optimizer.state_dict(),
-    "load_state_dict": lambda optimizer: optimizer.load_state_dict({}),
-    "swap_ema_params": lambda optimizer: optimizer.swap_ema_params().__enter__(),
-    "__getstate__": copy.deepcopy,
-}
-
-
-@pytest.mark.parametrize("name", IN_A_SWAP)
-def test_inside_a_swap_it_raises_for(name):
-    model, optimizer = trained()
-    before = weights_of(model) + states_of(optimizer)
-    with optimizer.swap_ema_params():
-        with pytest.raises(RuntimeError, match=rf"^FusedEmaAdam\.{name}: inside swap_ema_params\(\) the parameters"):
-            IN_A_SWAP[name](optimizer)
-    assert_all_equal(weights_of(model) + states_of(optimizer), before)
-
-
 def test_training_after_a_swap_continues_as_without_it():
     model, optimizer = trained()
     other_model, other_optimizer = trained()

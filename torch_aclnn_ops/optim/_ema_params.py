@@ -22,7 +22,7 @@ from torch_aclnn_ops.optim._states import (
     sync_master_from_param,
     warn_of_missing_ema_params,
 )
-from torch_aclnn_ops.optim._swap import Exchange, Swap, outside_swap
+from torch_aclnn_ops.optim._swap import Swap, outside_swap
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class EmaOptimizer(Optimizer):
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
         self._captures = Captures()
-        self._exchange: Exchange | None = None  # of the swap that this is inside
+        self._is_swapped = False  # inside swap_ema_params
         self._placement = Placement()  # after the last successful step
 
     def swap_ema_params(self, model: nn.Module | None = None) -> AbstractContextManager[None]:

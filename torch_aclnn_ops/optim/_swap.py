@@ -26,7 +26,7 @@ _RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.i
 
 def check_outside_swap(optimizer: Any, method: str) -> None:
     """Raise if the parameters of an optimizer hold their EMA weights."""
-    if optimizer._exchange is not None:
+    if optimizer._is_swapped:
         raise RuntimeError(
             f"{type(optimizer).__name__}.{method}: inside swap_ema_params() the parameters hold their EMA weights;"
             " leave the with block first"
@@ -44,18 +44,25 @@ def outside_swap(method: _Function) -> _Function:
     return checked  # type: ignore[return-value]
 
 
+class _Entry(NamedTuple):
+    param: Tensor
+    weights: Tensor  # a copy
+    ema_param: Tensor | None  # none before the first step
+    storage: ReferenceType[torch.UntypedStorage]  # of the parameter, which a conversion replaces
+
+
 class Swap(ContextDecorator):
-    """The context manager returned by ``swap_ema_params``.
+    """The context manager returned by ``swap_ema_params``; the weights are copied aside before anything is written.
 
     Args:
-        optimizer: The optimizer; its ``_exchange`` is set inside the block.
+        optimizer: The optimizer; its ``_is_swapped`` is true inside the block.
         model: The model, which is needed only for FSDP1.
     """
 
-    _exchange: "Exchange | None" = None
-
     def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self._optimizer, self._model = optimizer, model
+        self._method = f"{type(optimizer).__name__}.swap_ema_params"
+        self._is_inside = False
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function; the body of a generator or coroutine would run after the swap."""
@@ -66,71 +73,35 @@ class Swap(ContextDecorator):
             )
         return super().__call__(function)
 
+    @torch.no_grad()
     def __enter__(self) -> None:
         check_outside_swap(self._optimizer, "swap_ema_params")
-        exchange = Exchange(self._optimizer, self._model)
+        self._fsdp_units = FsdpUnits(self._optimizer, self._model, self._method)
+        self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
+        check_memory(self._optimizer.param_groups, self._optimizer.state)
+        with torch.inference_mode(False), torch.no_grad():  # the weights may become the data of the parameters
+            _start_missing_ema_params(self._optimizer)
+            self._copy_weights()
         try:
-            self._exchange = self._optimizer._exchange = exchange
-            exchange.enter()
+            self._is_inside = self._optimizer._is_swapped = True
+            for entry in self._entries:
+                if entry.ema_param is not None:
+                    local(entry.param).copy_(entry.ema_param)
+            self._publish_writes()
         except BaseException:
-            self._end(exchange.restore)
+            self._restore_weights()
             raise
 
+    @torch.no_grad()
     def __exit__(self, *_: object) -> None:
-        if self._exchange is not None:
-            self._end(self._exchange.leave)
-
-    def _end(self, leave: Callable[[], None]) -> None:
-        try:
-            leave()
-        finally:
-            self._exchange = self._optimizer._exchange = None
-
-
-class _Entry(NamedTuple):
-    param: Tensor
-    weights: Tensor  # a copy
-    ema_param: Tensor | None  # none before the first step
-    storage: ReferenceType[torch.UntypedStorage]  # of the parameter, which a conversion replaces
-
-
-class Exchange:
-    """An exchange of weights and EMA weights; the weights are copied aside before anything is written."""
-
-    def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
-        self._optimizer, states = optimizer, optimizer.state
-        self._method = f"{type(optimizer).__name__}.swap_ema_params"
-        self._fsdp_units = FsdpUnits(optimizer, model, self._method)
-        with torch.no_grad():
-            self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
-        check_memory(optimizer.param_groups, states)
-        with torch.inference_mode(False), torch.no_grad():  # the weights may become the data of the parameters
-            _start_missing_ema_params(optimizer)
-            params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-            others = [one for one in params if "ema_params" not in states.get(one, ()) and not is_lazy(one)]
-            owners = [param for param, state in states_of_params(states) if "ema_params" in state]
-            # Before the first step, the weights serve as EMA weights, but changes of them have no place.
-            owners += [param for param in others if param.requires_grad and not param.is_meta]
-            self._entries = [_entry(param, states.get(param, {}).get("ema_params")) for param in owners]
-        # Frozen parameters without EMA weights, which the block may convert with the model.
-        self._others = [(one, local(one).detach()) for one in others if one.is_meta or not one.requires_grad]
-
-    @torch.no_grad()
-    def enter(self) -> None:
-        """Write the EMA weights to the parameters."""
-        for entry in self._entries:
-            if entry.ema_param is not None:
-                local(entry.param).copy_(entry.ema_param)
-        self._publish_writes()
-
-    @torch.no_grad()
-    def leave(self) -> None:
-        """Copy changes of the parameters to their EMA weights, and restore the weights in any event."""
+        if not self._is_inside:
+            return
         try:
             self._fsdp_units.reshard()
+            # In-place changes of the parameters are changes of their EMA weights.
             errors = _try_all({entry.param: partial(_keep_change, entry) for entry in self._entries})
         finally:
-            self.restore()
+            self._restore_weights()
         if errors:
             error = next(iter(errors.values()))
             raise RuntimeError(
@@ -139,20 +110,34 @@ class Exchange:
                 f" ({error})"
             ) from error
 
-    @torch.no_grad()
-    def restore(self) -> None:
+    def _copy_weights(self) -> None:
+        states = self._optimizer.state
+        params = chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
+        others = [one for one in params if "ema_params" not in states.get(one, ()) and not is_lazy(one)]
+        owners = [param for param, state in states_of_params(states) if "ema_params" in state]
+        # Before the first step, the weights serve as EMA weights, but changes of them have no place.
+        owners += [param for param in others if param.requires_grad and not param.is_meta]
+        self._entries = [_entry(param, states.get(param, {}).get("ema_params")) for param in owners]
+        # Frozen parameters without EMA weights, which the block may convert with the model.
+        self._others = [(one, local(one).detach()) for one in others if one.is_meta or not one.requires_grad]
+
+    def _restore_weights(self) -> None:
         """Write the weights to the parameters; a write that fails, or that an interrupt prevents, is repeated."""
         writes: dict[Tensor, Callable[[], object]] = {
             param: partial(restore_dtype, param, weights) for param, weights in self._others
         }
         writes.update({entry.param: partial(_restore, entry.param, entry.weights) for entry in self._entries})
         try:
-            errors = _try_all(writes)
-        except BaseException:
-            _try_all(writes)
-            raise
-        lost = _try_all({param: writes[param] for param in errors})
-        self._publish_writes()
+            try:
+                errors = _try_all(writes)
+            except BaseException:
+                _try_all(writes)
+                raise
+            lost = _try_all({param: writes[param] for param in errors})
+            self._publish_writes()
+        finally:
+            self._entries, self._others = [], []
+            self._is_inside = self._optimizer._is_swapped = False
         if lost:
             error = next(iter(lost.values()))
             raise RuntimeError(
