@@ -36,40 +36,44 @@ def loss_of_few_logits(inputs: Inputs, options: LossOptions) -> Tensor:
 
     Unlike in torch's, rows that are ignored may hold inf and nan.
     """
-    input, target, rows = widen(inputs.input), inputs.target, inputs.target.shape[0]
+    input, target = widen(inputs.input), inputs.target
+    if not values_are_readable(target):
+        return _loss_on_device(input, inputs, options)
     classes, ignore_index = inputs.linear_weight.shape[0], options.ignore_index
-    ignored: Tensor | None = None
-    kept: Tensor | None = None
-    if not _are_all_classes(target, classes, ignore_index):
-        ignored = target == ignore_index
-        in_range = target.where(ignored, target.clamp(0, classes - 1))
-        outside = in_range != target
-        check_targets(target, outside, classes, ignore_index)
-        if values_are_readable(target):
-            kept = ignored.logical_not().nonzero().squeeze(1)
-            input, target = input[kept], target[kept]
-        else:
-            # Divided by 0, the row of an index out of range is not finite, so that its loss is nan.
-            input, target = (input / ~outside.unsqueeze(1)).masked_fill(ignored.unsqueeze(1), 0), in_range
-    bias = None if inputs.linear_bias is None else widen(inputs.linear_bias)
-    loss = torch.nn.functional.cross_entropy(
-        torch.nn.functional.linear(input, widen(inputs.linear_weight), bias),
-        target,
-        inputs.class_weight,
-        reduction=options.reduction,
-        ignore_index=ignore_index,
-        label_smoothing=options.label_smoothing,
-    )
-    if kept is not None and options.reduction == "none":
-        return loss.new_zeros(rows).index_put((kept,), loss)
-    if ignored is not None and options.reduction == "mean" and options.zero_if_all_ignored:
+    lowest, highest = (int(bound) for bound in target.aminmax())
+    if 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest:
+        return _cross_entropy(input, inputs, target, options)
+    ignored = target == ignore_index
+    check_targets(target, ~ignored & ((target < 0) | (target >= classes)), classes, ignore_index)
+    kept = ignored.logical_not().nonzero().squeeze(1)
+    loss = _cross_entropy(input[kept], inputs, target[kept], options)
+    if options.reduction == "none":
+        return loss.new_zeros(target.shape).index_put((kept,), loss)
+    if options.reduction == "mean" and options.zero_if_all_ignored:
         return loss.masked_fill(ignored.all(), 0)
     return loss
 
 
-def _are_all_classes(target: Tensor, classes: int, ignore_index: int) -> bool:
-    """Return whether it is known that every row has a class."""
-    if not values_are_readable(target):
-        return False
-    lowest, highest = (int(bound) for bound in target.aminmax())
-    return 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest
+def _loss_on_device(input: Tensor, inputs: Inputs, options: LossOptions) -> Tensor:
+    """Compute the loss without reading values: nan for a class index out of range."""
+    target = inputs.target
+    ignored = target == options.ignore_index
+    in_range = target.where(ignored, target.clamp(0, inputs.linear_weight.shape[0] - 1))
+    # Divided by 0, the row of an index out of range is not finite, so that its loss is nan.
+    input = (input / (in_range == target).unsqueeze(1)).masked_fill(ignored.unsqueeze(1), 0)
+    loss = _cross_entropy(input, inputs, in_range, options)
+    if options.reduction == "mean" and options.zero_if_all_ignored:
+        return loss.masked_fill(ignored.all(), 0)
+    return loss
+
+
+def _cross_entropy(input: Tensor, inputs: Inputs, target: Tensor, options: LossOptions) -> Tensor:
+    bias = None if inputs.linear_bias is None else widen(inputs.linear_bias)
+    return torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(input, widen(inputs.linear_weight), bias),
+        target,
+        inputs.class_weight,
+        reduction=options.reduction,
+        ignore_index=options.ignore_index,
+        label_smoothing=options.label_smoothing,
+    )

@@ -83,8 +83,11 @@ def _why_not_cann(inputs: Inputs) -> str | None:
 def log_few_logits(inputs: Inputs) -> None:
     """Log a call whose logits are computed all at once, in torch calls."""
     _check_queue(inputs)
-    reason, rows = choose_kernels(inputs).why_not_fused, inputs.input.shape[0]
-    log_call(_NAME, Implementation.FALLBACK, lambda: f"{reason}; few logits: all {rows} rows in one chunk")
+    log_call(
+        _NAME,
+        Implementation.FALLBACK,
+        lambda: f"{choose_kernels(inputs).why_not_fused}; few logits: all {inputs.input.shape[0]} rows in one chunk",
+    )
 
 
 def _log(inputs: Inputs, factors: Coefficients | None, kernels: Kernels) -> None:

@@ -92,11 +92,17 @@ def _are_supported_tensors(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None
 ) -> bool:
     """Return whether layouts, devices and dtypes are supported and match."""
-    products = [input, linear_weight] if linear_bias is None else [input, linear_weight, linear_bias]
-    given = products if weight is None else [*products, weight]
     if not isinstance(target, Tensor):
         return False
-    if not are_plain(*given, target) and (overrides_torch(target) or not is_ordinary(*given)):
+    plain = are_plain(input, linear_weight, target, linear_bias, weight)
+    if plain and input is not None and linear_bias is None and weight is None:  # the most frequent call, for speed
+        dtype, device = input.dtype, input.device
+        if dtype is torch.float32 and linear_weight.dtype is dtype and input.layout is linear_weight.layout:
+            if linear_weight.device == device and target.device == device and input.layout is torch.strided:
+                return True
+    products = [input, linear_weight] if linear_bias is None else [input, linear_weight, linear_bias]
+    given = products if weight is None else [*products, weight]
+    if not plain and (overrides_torch(target) or not is_ordinary(*given)):
         return False
     for tensor in given:
         if tensor is None or not tensor.is_floating_point() or tensor.layout is not torch.strided:
