@@ -2,7 +2,7 @@
 
 First the host NPU is cross-compiled against the wheels for aarch64, and the C++ tests of it run under qemu: with pages
 of 4 KiB, and linked statically with 64 KiB (qemu's dynamic programs cannot have such pages). Then torch, torch_npu and
-this package, compiled by the same compiler, are installed in a Debian for arm64, where ``torch_aclnn_ops.verify`` runs
+this package, compiled by the same compiler, are installed in a Debian for arm64, where the doctor checks them
 on the CPU and on the host NPU. That needs root; ``--only-cpp`` leaves it out.
 
 What was downloaded and built stays in ``.aarch64``, so that a second run is quicker.
@@ -190,8 +190,8 @@ def check_package(version: str, wheels: Path) -> bool:
         " > build/log 2>&1 || { cat build/log; exit 1; }; }",
         "the package is installed": f"TORCH_ACLNN_NPU=1 {install} --no-build-isolation --editable .",
         # Its libraries are those that were compiled before.
-        "verified on the CPU": "python -m torch_aclnn_ops.verify --device cpu --quick",
-        "verified on the host NPU": "python -m host_npu -m torch_aclnn_ops.verify --quick",
+        "verified on the CPU": "python -m torch_aclnn_ops.doctor --check --device cpu",
+        "verified on the host NPU": "python -m host_npu -m torch_aclnn_ops.doctor --check",
     }
     settings = {"HOME": "/root", "PATH": f"{environment}/bin:/usr/bin:/bin", "MAX_JOBS": "2"}
     # torch's extensions are linked by what CXX is, too.

@@ -7,10 +7,11 @@ it is. What came out is ``.matrix/<version>/result.json``; the table of all resu
 """
 
 import argparse
+import ast
 import json
 import os
 import platform
-import runpy
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".matrix"
 # torch, and the torch_npu that goes with it. The requirements of torch_npu name builds of torch that are not
 # everywhere, so pip is not asked to follow them.
-PAIRS = runpy.run_path(str(ROOT / "torch_aclnn_ops/_torch_pairs.py"))["PAIRS"]
+_PAIRS = re.search(r"^PAIRS = (.*)$", (ROOT / "torch_aclnn_ops/_installation.py").read_text(), re.MULTILINE)
+PAIRS = ast.literal_eval(_PAIRS[1])
 OF_TORCH_NPU = ["pyyaml", "numpy"]
 
 FACTS = """

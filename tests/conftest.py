@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             case.add_marker(pytest.mark.exhaustive)
     longest = (
         "npu torch_compat optim_sharded setup transformers vocab_parallel first_calls supply examples"
-        " optimizer_matrix linear_cross_entropy_features processes verify package trl types linear_cross_entropy"
+        " optimizer_matrix linear_cross_entropy_features processes doctor package trl types linear_cross_entropy"
     )
     names = [f"test_{name}.py" for name in longest.split()]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))

@@ -8,9 +8,7 @@ from functools import partial
 
 from torch_aclnn_ops import _switch, disabled, doctor, explain, functional, nn, optim, patch, report
 from torch_aclnn_ops._drop_ins import DROP_INS
-from torch_aclnn_ops._operator_paths import operator_paths
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops.verify import _command
 
 import pytest
 import torch
@@ -132,7 +130,7 @@ def test_the_doctor_begins_with_how_to_enable_the_package(monkeypatch):
         assert _verdict()[1].startswith("CPU: ready") and doctor.findings()[0].found.endswith(", disabled")
         monkeypatch.setenv("TORCH_ACLNN_DISABLED", "1")
         assert _verdict()[0] == "torch_aclnn_ops is disabled (TORCH_ACLNN_DISABLED=1); to enable it, unset it"
-        paths = operator_paths()
+        paths = doctor.operator_paths()
         assert paths["functional.linear_cross_entropy"]["npu"] == (
             "PyTorch's function; for arguments that it lacks, PyTorch fallback in chunks of rows"
         )
@@ -140,10 +138,10 @@ def test_the_doctor_begins_with_how_to_enable_the_package(monkeypatch):
 
 
 def test_a_verification_of_the_disabled_package_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(_command, "verify", lambda *_: [])
+    monkeypatch.setattr(doctor, "check", lambda _: [])
     for is_off in (False, True):
         with disabled() if is_off else nullcontext():
-            _command.main(["--device", "cpu"])
+            doctor.main(["--check", "--device", "cpu"])
         assert ("torch_aclnn_ops is disabled" in capsys.readouterr().err) == is_off
 
 

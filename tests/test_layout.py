@@ -31,10 +31,10 @@ LAYERS = (
     (
         "torch_aclnn_ops._explain",
         "torch_aclnn_ops._patch",
-        "torch_aclnn_ops._operator_paths",
+        "torch_aclnn_ops._installation",
+        "torch_aclnn_ops._verification",
         "torch_aclnn_ops.doctor",
         "torch_aclnn_ops.integrations",
-        "torch_aclnn_ops.verify",
     ),
 )
 

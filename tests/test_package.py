@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _cpu_extension, _torch_npu, _torch_pairs, doctor, functional, ops
+from torch_aclnn_ops import _cpu_extension, _installation, _torch_npu, doctor, functional, ops
 
 import pytest
 import torch
@@ -123,7 +123,7 @@ def test_the_doctor_has_no_remedies_for_npus_where_nothing_of_them_is_found(tmp_
 @pytest.mark.exhaustive
 def test_the_doctor_reports_how_to_install_torch_npu_where_something_of_an_npu_is_found(tmp_path):
     found = _diagnosis(tmp_path, _WITHOUT_TORCH_NPU, ASCEND_HOME_PATH="/opt/cann")
-    remedy = _torch_pairs.how_to_install(torch.__version__)
+    remedy = _installation.how_to_install(torch.__version__)
     assert found["torch_npu"]["remedy"] == f"for NPUs, real or simulated: {remedy}"
 
 
@@ -131,7 +131,7 @@ def test_the_doctor_reports_how_to_install_torch_npu_where_something_of_an_npu_i
 def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
     found = _diagnosis(without_cann)  # whose torch_npu is 1.0
     assert found["torch_npu"]["found"] == f"1.0, but torch is {torch.__version__}"
-    assert found["torch_npu"]["remedy"] == _torch_pairs.how_to_install(torch.__version__)
+    assert found["torch_npu"]["remedy"] == _installation.how_to_install(torch.__version__)
     assert found["torch_npu"]["is_broken"]
 
 
@@ -155,12 +155,12 @@ def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
     ],
 )
 def test_the_doctors_remedy_is_a_torch_npu_that_exists_for_this_torch(version, remedy):
-    assert _torch_pairs.how_to_install(version) == remedy
+    assert _installation.how_to_install(version) == remedy
 
 
 def test_the_page_of_versions_has_every_tested_pair():
     rows = re.findall(r"^\| (\d[\d.]*), \w+ build \| (\S+) \|", (ROOT / "docs/versions.md").read_text(), re.MULTILINE)
-    assert dict(rows) == _torch_pairs.PAIRS
+    assert dict(rows) == _installation.PAIRS
     oldest, newest = (".".join(version.split(".")[:2]) for version in (rows[-1][0], rows[0][0]))
     assert f"torch {oldest} to {newest}." in (ROOT / "docs/install.md").read_text()
 
@@ -197,7 +197,7 @@ def test_the_doctor_reports_how_to_install_the_host_npu(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     remedy = "to simulate NPUs: pip install ./host-npu, after torch_npu"
-    assert doctor._host_npu() == doctor.Finding("host NPU", "not installed", remedy)
+    assert _installation._host_npu() == doctor.Finding("host NPU", "not installed", remedy)
 
 
 def test_the_doctor_reports_that_the_package_is_a_checkout():
@@ -296,7 +296,7 @@ def test_the_doctors_exit_status_is_1_if_something_installed_cannot_be_used(is_b
 def test_the_doctor_begins_with_what_can_be_used(why_no_kernels, has_npu, is_simulated, broken, verdict, monkeypatch):
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: why_no_kernels)
     monkeypatch.setattr(_torch_npu, "is_imported", lambda: has_npu)
-    monkeypatch.setattr(doctor, "_is_simulated", lambda: is_simulated)
+    monkeypatch.setattr(doctor, "is_simulated", lambda: is_simulated)
     monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding(what, "", is_broken=True) for what in broken])
     assert doctor.describe().split("\n\n")[0] == verdict
 

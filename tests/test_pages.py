@@ -147,7 +147,6 @@ PUBLIC = (
     *(f"torch_aclnn_ops.{name}" for name in ("functional", "nn", "ops", "optim")),
 ) + (
     "torch_aclnn_ops.doctor",
-    "torch_aclnn_ops.verify",
     "torch_aclnn_ops.integrations.transformers",
     "torch_aclnn_ops.integrations.lightning",
     "torch_aclnn_ops.integrations.trl",

@@ -90,7 +90,7 @@ def test_dir_shows_the_public_names(module):
     assert dir(loaded) == sorted(loaded.__all__)
 
 
-@pytest.mark.parametrize("module", ["torch_aclnn_ops.doctor", "torch_aclnn_ops.verify"])
+@pytest.mark.parametrize("module", ["torch_aclnn_ops.doctor"])
 @pytest.mark.every_nth_case(4)
 def test_every_command_says_its_version(module):
     from torch_aclnn_ops import __version__

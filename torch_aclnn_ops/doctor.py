@@ -1,110 +1,84 @@
-"""Report what this installation supports and what is missing: ``python -m torch_aclnn_ops.doctor [--json]``."""
+"""Report what this installation supports and what is missing: ``python -m torch_aclnn_ops.doctor``.
+
+With ``--check`` every operator, its errors and the optimizer are compared with the CPU: on an NPU, with
+``python -m host_npu -m torch_aclnn_ops.doctor --check`` on a simulated one, or with ``--device cpu`` on the CPU.
+"""
 
 import argparse
-import contextlib
 import dataclasses
-import getpass
-import importlib.metadata
-import importlib.util
 import json
-import os
-import platform
-import re
+import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from torch_aclnn_ops import _cpu_extension, _extension, _paragraphs, _torch_npu, _torch_pairs
-from torch_aclnn_ops._operator_paths import operator_paths
+from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, ops
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._installation import (
+    ON_THE_HOST_NPU,
+    Finding,
+    findings,
+    has_npu_or_cann,
+    is_checkout,
+    is_simulated,
+    without_names,
+)
 from torch_aclnn_ops._switch import how_to_enable, is_disabled
-from torch_aclnn_ops._torch_compat.public import cpu_capability
+from torch_aclnn_ops._verification import checks
 from torch_aclnn_ops._version import __version__
 
 import torch
 
-__all__ = ["Finding", "describe", "findings", "main"]
+__all__ = ["Finding", "Outcome", "check", "describe", "findings", "main"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-_BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
-_ON_THE_HOST_NPU = "python -m host_npu -m torch_aclnn_ops.doctor"
-
-_LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "trl", "lightning")
-# Environment variables that affect torch, torch_npu and this package; none of them is a path.
-_SETTINGS = re.compile(
-    "TORCH_ACLNN_.*|HOST_NPU_.*|TORCH_DEVICE_BACKEND_AUTOLOAD|TASK_QUEUE_ENABLE|PER_STREAM_QUEUE|ASCEND_LAUNCH_BLOCKING"
-    "|ASCEND_RT_VISIBLE_DEVICES|ACLNN_CACHE_LIMIT|PYTORCH_NPU_ALLOC_CONF|TORCH_NPU_LAZY_FUSION|OMP_NUM_THREADS"
-)
-_DRIVER = Path("/usr/local/Ascend/driver/version.info")
+_FALLBACK = "PyTorch fallback"
+_INDENT = 4
+_NARROWEST, _WIDEST = 40, 100  # columns; other lines are hard to read
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """The result of one check.
+class Outcome(NamedTuple):
+    """The outcome of a check.
 
     Attributes:
-        what: The component that was checked.
-        found: The result.
-        remedy: What to do if the component is missing but needed, or ``None``.
-        is_broken: Whether the component is installed but cannot be used as it is.
-        is_for_npus: Whether the remedy is omitted on a machine without NPU, torch_npu and CANN.
+        group: ``"operator"``, ``"refusal"``, ``"optimizer"`` or ``"launches"``.
+        name: What was checked.
+        is_right: Whether the result is correct.
+        detail: The error relative to the largest element, or what is wrong.
     """
 
-    what: str
-    found: str
-    remedy: str | None = None
-    is_broken: bool = False
-    is_for_npus: bool = False
+    group: str
+    name: str
+    is_right: bool
+    detail: str
 
 
-def findings() -> list[Finding]:
-    """Check the components that the package uses on a CPU, an NPU and the host NPU, a simulated NPU on the CPU.
+def check(device: str = "npu") -> Iterator[Outcome]:
+    """Compare every operator and 200 steps of the optimizer with float64 on the CPU; on an NPU, also check refusals.
+
+    Args:
+        device: ``"npu"`` or ``"cpu"``; on the CPU, CANN's errors and launches are not checked.
 
     Returns:
-        One finding per component, in dependency order. They are safe to share: home directories are replaced by ``~``
-        and the user name by ``$USER``.
+        An iterator that runs a check and yields its outcome at a time.
 
     Example:
-        >>> findings()[0].what
-        'torch_aclnn_ops'
+        >>> next(check("cpu"))._replace(detail="")
+        Outcome(group='operator', name='binary_cross_entropy, torch.float64', is_right=True, detail='')
     """
-    found = [
-        _package(),
-        _python(),
-        _torch(),
-        _other_libraries(),
-        _settings(),
-        _installed_torch_npu(),
-        _cann(),
-        _npu(),
-        _npu_extension(),
-        _host_npu(),
-        _cpu_kernels(),
-    ]
-    wants_npu = _wants_npu()
-    return [
-        dataclasses.replace(
-            row,
-            found=without_names(row.found),
-            remedy=without_names(row.remedy) if row.remedy and (wants_npu or not row.is_for_npus) else None,
-        )
-        for row in found
-    ]
-
-
-def _has_npu_or_cann() -> bool:
-    """Return whether there is a sign of a real NPU: its device node, or CANN."""
-    return any(Path("/dev").glob("davinci*")) or "ASCEND_HOME_PATH" in os.environ or _torch_npu.finds_cann()
-
-
-def _wants_npu() -> bool:
-    """Return whether this machine has an NPU, or some of what NPUs, real or simulated, need."""
-    return _has_npu_or_cann() or _torch_npu.is_installed()
+    torch.manual_seed(0)
+    for group, name, run in checks(device):
+        try:
+            yield Outcome(group, name, True, run())
+        except Exception as error:  # reported in the table; the other checks still run
+            lines = str(error).strip().splitlines() or [""]
+            yield Outcome(group, name, False, without_names(f"{type(error).__name__}: {lines[0]}"))
 
 
 def describe() -> str:
@@ -121,11 +95,11 @@ def describe() -> str:
 
 
 def _described(rows: Sequence[Finding]) -> str:
-    width = _paragraphs.terminal_width()
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     found = ((row.what, (row.found, f"Remedy: {row.remedy}" if row.remedy else "")) for row in rows)
     devices = ("CPU", "NPU") if _torch_npu.is_imported() else ("CPU",)
     used = ((name, [f"{device}: {by[device.lower()]}" for device in devices]) for name, by in operator_paths().items())
-    paragraphs = (_verdict(rows, width), _paragraphs.titled(found, width), _paragraphs.titled(used, width))
+    paragraphs = (_verdict(rows, width), _titled(found, width), _titled(used, width))
     return "\n\n".join(paragraphs)
 
 
@@ -134,7 +108,7 @@ def _verdict(rows: Sequence[Finding], width: int) -> str:
     disabled = textwrap.wrap(how_to_enable() or "", width, subsequent_indent="    ", break_on_hyphens=False)
     lines = ["CPU: ready, with compiled CPU kernels"]
     if _cpu_extension.why_unavailable() is not None:
-        command = f"pip install --no-build-isolation {'--editable ' if _is_checkout() else ''}."
+        command = f"pip install --no-build-isolation {'--editable ' if is_checkout() else ''}."
         lines = ["CPU: ready, without compiled CPU kernels", f"    to compile them, in a checkout: {command}"]
     npu = textwrap.wrap(f"NPU: {_state_of_npu(rows)}", width, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join([*disabled, *lines, *npu])
@@ -144,179 +118,127 @@ def _state_of_npu(rows: Sequence[Finding]) -> str:
     if broken := [row.what for row in rows if row.is_broken]:
         return f"not ready, see the remedy of {' and '.join(broken)}"
     if _torch_npu.is_imported():
-        return "ready, simulated" if _is_simulated() else "ready"
-    return f"not ready: {without_names(str(_torch_npu.why_unavailable()))}" if _has_npu_or_cann() else "none"
+        return "ready, simulated" if is_simulated() else "ready"
+    return f"not ready: {without_names(str(_torch_npu.why_unavailable()))}" if has_npu_or_cann() else "none"
 
 
-def without_names(text: str) -> str:
-    """Replace home directories and user names in paths, so that a report is safe to share."""
-    with contextlib.suppress(OSError, KeyError, RuntimeError):  # a user without a home or a name
-        text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w.-])", "~", text)
-        text = re.sub(rf"(?<=/){re.escape(getpass.getuser())}(?![\w.-])", "$USER", text)
-    return re.sub(r"/(home|Users)/(?!\$USER)[^/\s:]+", r"/\1/...", text)
+def _titled(sections: Iterable[tuple[str, Sequence[str]]], width: int) -> str:
+    """Return each title with its paragraphs below it, in lines of a width; longer words, such as paths, are kept."""
+    lines = []
+    for title, paragraphs in sections:
+        lines.append(title)
+        for paragraph in filter(None, paragraphs):
+            lines += textwrap.wrap(
+                paragraph,
+                width,
+                initial_indent=" " * _INDENT,
+                subsequent_indent=" " * 2 * _INDENT,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
 
 
-def _is_checkout() -> bool:
-    """Return whether the package is imported from a source checkout."""
-    return Path(__file__).parents[1].joinpath("setup.py").exists()
+def operator_paths() -> dict[str, dict[str, str]]:
+    """Return which implementation each raw operator, and each function composed of several, uses per device type."""
+    operators = [getattr(ops, name) for name in ops.__all__]
+    paths = {operator.name: {"cpu": _on_cpu(operator), "npu": _on_npu(operator)} for operator in operators}
+    has_kernels = _cpu_extension.why_unavailable() is None
+    on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
+    if not on_npu.startswith(_FALLBACK):
+        on_npu = "CANN's fused operators for 16-bit inputs without options, else PyTorch fallback in chunks of rows"
+    in_chunks = f"{f'compiled CPU kernels, {_FALLBACK} in float64' if has_kernels else _FALLBACK}, in chunks of rows"
+    adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
+    if is_disabled():
+        on_npu, adam = f"{_FALLBACK} in chunks of rows", _FALLBACK
+        in_chunks, on_npu = (f"PyTorch's function; for arguments that it lacks, {path}" for path in (in_chunks, on_npu))
+    return {
+        **paths,
+        "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},
+        "optim.FusedEmaAdam": {"cpu": f"native PyTorch kernels for float32 and float64, else {_FALLBACK}", "npu": adam},
+    }
 
 
-def _package() -> Finding:
-    found = f"{__version__}, {'from a checkout' if _is_checkout() else 'installed'}{', disabled' * is_disabled()}"
-    return Finding("torch_aclnn_ops", found)
+def _on_cpu(operator: RawOperator) -> str:
+    return "native PyTorch kernel" if operator.has_cpu_kernel else _FALLBACK
 
 
-def _python() -> Finding:
-    system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}".rstrip(" ,")
-    cores = f"{os.cpu_count()} core(s), of which torch uses {torch.get_num_threads()}"
-    return Finding("Python", f"{platform.python_version()} on {system}, {cores}")
-
-
-def _other_libraries() -> Finding:
-    versions = []
-    for name in _LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-    return Finding("other libraries", ", ".join(versions))
-
-
-def _settings() -> Finding:
-    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if _SETTINGS.fullmatch(name)]
-    return Finding("settings", ", ".join(settings) or "none")
-
-
-def _torch() -> Finding:
-    build = "CPU"
-    if torch.version.cuda is not None:
-        build = f"CUDA {torch.version.cuda}"
-    elif torch.version.hip is not None:
-        build = f"ROCm {torch.version.hip}"
-    return Finding("torch", f"{torch.__version__}, a {build} build, {cpu_capability()}")
-
-
-def _installed_torch_npu() -> Finding:
-    how_to_install = _torch_pairs.how_to_install(torch.__version__)
-    if not _torch_npu.is_installed():
-        remedy = f"for NPUs, real or simulated: {how_to_install}"
-        return Finding("torch_npu", "not installed", remedy, is_for_npus=True)
-    version = importlib.metadata.version("torch_npu")
-    if _torch_pairs.release(version) != _torch_pairs.release(torch.__version__):
-        return Finding("torch_npu", f"{version}, but torch is {torch.__version__}", how_to_install, is_broken=True)
-    conflict = _torch_npu.conflict()
-    if conflict is not None:
-        fault, remedy = conflict.split(". ")
-        return Finding("torch_npu", f"{version}; {fault}", f"{remedy}; the host NPU works with it")
-    return Finding("torch_npu", version)
-
-
-def _is_simulated() -> bool:
-    """Return whether the host NPU simulator is enabled in this process."""
-    return os.environ.get("HOST_NPU_ENABLE", "0") not in ("", "0") and _torch_npu.is_imported()
-
-
-def _cann() -> Finding:
-    if _is_simulated():
-        return Finding("CANN", "simulated, by the host NPU")
-    home = os.environ.get("ASCEND_HOME_PATH")
-    if _torch_npu.finds_cann():
-        where = "its libraries are on the loader's search path" if home is None else home
-        return Finding("CANN", f"{_cann_version()}{where}")
-    if home is not None:
-        found = f"{home}, but not on the loader's search path"
-        return Finding("CANN", found, f"source {home}/set_env.sh", is_broken=True)
-    return Finding("CANN", "not found", "for real NPUs: install CANN and source its set_env.sh", is_for_npus=True)
-
-
-def _cann_version() -> str:
-    """Return the CANN version that torch_npu reports, followed by a comma, or an empty string."""
-    if not _torch_npu.is_imported():
-        return ""
-    try:
-        version = torch.npu.utils.get_cann_version()  # type: ignore[attr-defined]
-    except Exception:  # the files it reads differ between CANN versions, and the report must not fail
-        return ""
-    return f"{version}, " if version else ""
-
-
-def _npu() -> Finding:
-    reason = _torch_npu.why_unavailable()
-    if reason is not None and not _torch_npu.is_imported():
-        can_simulate = importlib.util.find_spec("host_npu") is not None
-        simulate = f"to simulate one: python -m host_npu PROGRAM; to check that: {_ON_THE_HOST_NPU}"
-        return Finding("NPU", f"none: {reason}", simulate if can_simulate else None)
-    count = int(torch.npu.device_count())  # type: ignore[attr-defined]
-    if not count:
-        found = "none: torch_npu is imported, but it finds no device"
-        return Finding("NPU", found, "check npu-smi info", is_broken=True)
-    driver = ""
-    with contextlib.suppress(OSError):
-        if version := re.search(r"(?im)^version=(\S+)", _DRIVER.read_text()):
-            driver = f", driver {version[1]}"
-    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'unknown chip'}{driver}")
-
-
-def _reinstall() -> str:
-    return f"install {_BUILD}" if _torch_npu.is_installed() else f"install torch_npu, then {_BUILD}"
-
-
-def _npu_extension() -> Finding:
-    reason = _extension.why_unavailable()
-    if reason is None:
-        return Finding("NPU extension", "loaded")
-    if _torch_npu.is_imported():
-        return Finding("NPU extension", f"not loaded: {reason}", _reinstall(), is_broken=True)
-    if importlib.util.find_spec("torch_aclnn_ops._C") is None:
-        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_reinstall()}", is_for_npus=True)
-    return Finding("NPU extension", "built; it is loaded with torch_npu")
-
-
-def _host_npu() -> Finding:
-    try:
-        version = importlib.metadata.version("host_npu")
-    except importlib.metadata.PackageNotFoundError:
-        remedy = "to simulate NPUs: pip install ./host-npu, after torch_npu"
-        return Finding("host NPU", "not installed", remedy)
-    return Finding("host NPU", f"{version}{', enabled' if _is_simulated() else ''}")
-
-
-def _cpu_kernels() -> Finding:
-    reason = _cpu_extension.why_unavailable()
-    if reason is None:
-        return Finding("CPU kernels", _cpu_extension.describe())
-    return Finding("CPU kernels", f"not loaded: {reason.partition(';')[0]}", f"for speed: install {_BUILD}")
+def _on_npu(operator: RawOperator) -> str:
+    if _extension.why_unavailable() is not None:
+        return _FALLBACK
+    reason = operator.why_not_this_chip()
+    return operator.cann if reason is None else f"{_FALLBACK}: {reason}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report as text or JSON.
+    """Print the report, or check the operators and print a table; as text or JSON.
 
     Args:
-        arguments: Command-line arguments; ``sys.argv`` if ``None``.
+        arguments: Command-line arguments; ``sys.argv[1:]`` if ``None``.
 
     Returns:
-        The exit status: 1 if a component is installed but cannot be used as it is, else 0.
+        The exit status: 1 if a component is installed but cannot be used as it is, else 0. With ``--check``: 1 if a
+        check fails, 2 if there is no NPU to check, else 0.
 
     Example:
         >>> main(["--json"])  # doctest: +ELLIPSIS
         {
           "findings": [...
         0
+        >>> main(["--check", "--device", "cpu"])  # doctest: +ELLIPSIS
+        operator   binary_cross_entropy, torch.float64                         right     error ...
+        0
     """
+    options = _parser().parse_args(arguments)
+    if options.check:
+        return _check(options.device, options.json)
+    rows = findings()
+    print(json.dumps(_report(rows), indent=2) if options.json else _described(rows))
+    return int(any(row.is_broken for row in rows))
+
+
+def _report(rows: Sequence[Finding]) -> dict[str, Any]:
+    return {"findings": [dataclasses.asdict(row) for row in rows], "operators": operator_paths()}
+
+
+def _check(device: str, as_json: bool) -> int:
+    reason = _extension.why_unavailable() if device == "npu" else None
+    if reason is not None:
+        print(
+            f"There is no NPU: {reason}. On a machine without one, run `{ON_THE_HOST_NPU} --check` to use the host NPU,"
+            " which simulates one on the CPU, or pass --device cpu.",
+            file=sys.stderr,
+        )
+        return 2
+    if is_disabled():
+        print(f"{how_to_enable()}. The checks of the optimizer are those of its PyTorch fallback.", file=sys.stderr)
+    outcomes = []
+    for outcome in check(device):
+        outcomes.append(outcome)
+        if not as_json:
+            result = "right" if outcome.is_right else "WRONG"
+            print(f"{outcome.group:<10} {outcome.name:<59} {result:<9} {outcome.detail}", flush=True)
+    wrong = sum(not outcome.is_right for outcome in outcomes)
+    if as_json:
+        report = {"device": device, "checks": [outcome._asdict() for outcome in outcomes], **_report(findings())}
+        print(json.dumps(report, indent=2))
+    else:
+        print(f"{wrong} of {len(outcomes)} checks are wrong.")
+    return int(wrong > 0)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_aclnn_ops.doctor",
-        description=f"{__doc__.partition(':')[0]}. For programs that run on the host NPU: {_ON_THE_HOST_NPU}.",
-        epilog="The exit status is 1 if an installed component cannot be used as it is, and 0 otherwise.",
+        description=f"{__doc__.partition(':')[0]}. For programs that run on the host NPU: {ON_THE_HOST_NPU}.",
+        epilog="The exit status is 1 if an installed component cannot be used as it is, or a check fails; 2 if there is"
+        " no NPU to check; and 0 otherwise.",
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON, for bug reports")
-    as_json = parser.parse_args(arguments).json
-    rows = findings()
-    if as_json:
-        print(
-            json.dumps({"findings": [dataclasses.asdict(row) for row in rows], "operators": operator_paths()}, indent=2)
-        )
-    else:
-        print(_described(rows))
-    return int(any(row.is_broken for row in rows))
+    parser.add_argument("--check", action="store_true", help="compare every operator and the optimizer with the CPU")
+    parser.add_argument("--device", choices=("npu", "cpu"), default="npu", help="what to check (default: npu)")
+    return parser
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ import sys
 from functools import partial
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _extension, ops
+from torch_aclnn_ops import _extension, doctor, ops
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops._operator_paths import operator_paths
-from torch_aclnn_ops.verify import verify
 
 import pytest
 import torch
@@ -163,9 +161,9 @@ def test_the_host_npu_lists_the_operators_that_the_chip_lacks():
 
 
 @_only
-def test_verify_checks_what_the_chip_has():
-    outcomes = list(verify("npu", quick=True))
-    assert [outcome for outcome in outcomes if outcome.is_right is False] == []
+def test_the_doctor_checks_what_the_chip_has():
+    outcomes = list(doctor.check())
+    assert [outcome for outcome in outcomes if not outcome.is_right] == []
     halves = {"torch.bfloat16", "torch.float16"} if CHIP == "Ascend950" else {"torch.float16"}
     assert {word for outcome in outcomes for word in outcome.name.split() if word.endswith("float16")} == halves
 
@@ -174,7 +172,7 @@ def test_verify_checks_what_the_chip_has():
 @pytest.mark.parametrize("name", ops.__all__)
 def test_explain_and_the_doctor_report_a_missing_operator(name):
     call = partial(torch_aclnn_ops.explain, getattr(ops, name), *_calls()[name])
-    path = operator_paths()[name]["npu"]
+    path = doctor.operator_paths()[name]["npu"]
     reason = f"CANN's operator is not supported on {CHIP}"
     cann = getattr(ops, name).cann
     if name in _MISSING[CHIP]:

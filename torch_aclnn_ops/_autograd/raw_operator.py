@@ -192,6 +192,12 @@ class RawOperator:
         example = torch.empty(256, 256, dtype=dtype, device="cpu")
         return self.why_not_cann(*[example if argument.type == "Tensor" else None for argument in self._arguments])
 
+    def why_not_this_chip(self) -> str | None:
+        """Return why CANN's operator is not supported on this chip, or ``None`` if it is."""
+        # An operator supports at least one of these dtypes, if any.
+        reasons = list(map(self.why_not_dtype, (torch.float16, torch.float32)))
+        return None if None in reasons else reasons[-1]
+
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Check types, devices, dtypes and shapes of the arguments, and their values if ``values`` is true."""
         for value, (name, types, accepted) in zip(args, self._types, strict=True):

@@ -1,0 +1,265 @@
+"""Checks of every operator, its errors and the optimizer on this machine, for ``doctor --check``."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from torch_aclnn_ops import _extension, functional, ops
+from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_CLASSES = 160
+# Relative to the largest element. A float32 result is a sum of a few hundred terms. A 16-bit result is rounded three
+# times: the gradient of the logits, its matrix product, and the multiplication by grad_output.
+_TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 3 * 2**-11,
+    torch.bfloat16: 3 * 2**-8,
+}
+_RAW = {name: getattr(ops, name) for name in ops.__all__}
+_OF_A_HEAD = (
+    "fused_linear_online_max_sum",
+    "fused_cross_entropy_loss_with_max_sum",
+    "fused_linear_cross_entropy_loss_grad",
+)
+_STEPS = 200
+_LR, _WEIGHT_DECAY, _EMA_DECAY = 0.01, 0.1, 0.9
+# Relative to the largest element: CANN computes 1 - beta ** step in float32, which cancels in the first steps.
+_STEP_TOLERANCE = 1e-4
+# The rounding error of a parameter.
+_ROUNDINGS = {torch.float32: 0.0, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+_Check = Callable[[], str]
+
+
+def checks(device: str) -> Iterator[tuple[str, str, _Check]]:
+    """Yield the group and name of each check, and a function that returns its error, or raises."""
+    yield from (("operator", *one) for one in _of_operators(device))
+    for dtype in (torch.float32, _dtypes_of(device)[-1]):
+        yield "optimizer", f"{_STEPS} steps, {dtype}", partial(_check_steps, device, dtype)
+    if device == "npu":
+        yield from (("refusal", *one) for one in _of_refusals(device))
+        yield "launches", "every operator of CANN", _check_launches
+
+
+def _of_operators(device: str) -> Iterator[tuple[str, _Check]]:
+    for name, call in _calls().items():
+        for dtype in _dtypes_of(device):
+            yield f"{name}, {dtype}", partial(_check_call, call, device, dtype)
+    if set(_OF_A_HEAD).issubset(_launched_on(device)):
+        yield f"raw operators of linear_cross_entropy, {dtype}", partial(_check_shard, device, dtype)
+
+
+class Call(NamedTuple):
+    """A call of a drop-in: the function, torch's function, differentiated inputs, and other arguments."""
+
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    inputs: Callable[[], list[Tensor]]
+    constants: Callable[[], list[Tensor]]
+
+
+def _dtypes_of(device: str) -> list[torch.dtype]:
+    """Return the dtypes that a device computes in, the 16-bit dtype for training last."""
+    lacking = set(HALF_DTYPES).difference(half_dtypes(device))
+    return [dtype for dtype in _TOLERANCES if dtype not in lacking]
+
+
+def _launched_on(device: str) -> list[str]:
+    """Return the names of the operators that the checks launch on an NPU, or of all of them on the CPU.
+
+    Some chips lack operators, and some have only a part of those of a head, which are used together.
+    """
+    launched = [
+        name
+        for name, operator in _RAW.items()
+        if device != "npu" or (_extension.why_unavailable() is None and operator.why_not_this_chip() is None)
+    ]
+    has_head = set(launched).issuperset(_OF_A_HEAD)
+    return [name for name in launched if has_head or name not in _OF_A_HEAD]
+
+
+def _normal(*shape: int) -> Tensor:
+    """Return a float64 tensor of a standard normal distribution."""
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _head(features: int, classes: int = _CLASSES) -> Tensor:
+    """Return a head whose logits are about 1, so that kernels with 16-bit logits stay accurate."""
+    return _normal(classes, features) / math.sqrt(features)
+
+
+def _linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Compute the reference of the drop-in from full logits."""
+    loss: Tensor = F.cross_entropy(F.linear(input, weight), target)
+    return loss
+
+
+def _calls() -> dict[str, Call]:
+    """Return a call of each drop-in by name."""
+    made = {
+        "embedding": Call(
+            lambda weight, indices: functional.embedding(indices, weight),
+            lambda weight, indices: F.embedding(indices, weight),
+            lambda: [_normal(50, 12)],
+            lambda: [torch.randint(50, (9, 4))],
+        ),
+        "linear_cross_entropy": Call(
+            functional.linear_cross_entropy,
+            _linear_cross_entropy,
+            lambda: [_normal(40, 24), _head(24)],
+            lambda: [torch.randint(_CLASSES, (40,))],
+        ),
+    }
+    # Functions of an input, and losses of an input and a target of the same shape. All of them accept probabilities.
+    for name in DROP_INS:
+        parameters = inspect.signature(getattr(functional, name)).parameters.values()
+        needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+        if needed in (["input"], ["input", "target"]):
+            made[name] = Call(
+                getattr(functional, name),
+                getattr(F, name),
+                lambda: [_normal(7, 33).sigmoid()],
+                partial(_probabilities, len(needed) - 1),
+            )
+    return {name: made[name] for name in DROP_INS}
+
+
+def _probabilities(number: int) -> list[Tensor]:
+    return [_normal(7, 33).sigmoid() for _ in range(number)]
+
+
+def _error_of(found: Tensor, truth: Tensor, dtype: torch.dtype, what: str) -> float:
+    """Return the error relative to the largest element; raise if it exceeds the tolerance of the dtype."""
+    found, scale = found.detach().cpu().double(), max(1e-3, truth.abs().max().item())
+    error = (found - truth.detach()).abs().max().item() / scale
+    if not error <= _TOLERANCES[dtype]:
+        tolerance = f"{_TOLERANCES[dtype]:.1e}"
+        raise ArithmeticError(f"the error of {what} is {error:.1e}, which exceeds the tolerance of {tolerance}")
+    return error
+
+
+def _check_call(call: Call, device: str, dtype: torch.dtype) -> str:
+    constants = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in call.constants()]
+    inputs = [tensor.to(device, dtype).requires_grad_() for tensor in call.inputs()]
+    exact = [tensor.detach().cpu().double().requires_grad_() for tensor in inputs]
+    result = call.function(*inputs, *(tensor.to(device) for tensor in constants))
+    truth = call.reference(*exact, *(tensor.double() if tensor.is_floating_point() else tensor for tensor in constants))
+    grad = _normal(*truth.shape).to(dtype)
+    gradients = torch.autograd.grad(result, inputs, grad.to(device, result.dtype))
+    truths = torch.autograd.grad(truth, exact, grad.double())
+    errors = [_error_of(result, truth, dtype, "the result")]
+    errors += [_error_of(*pair, dtype, "a gradient") for pair in zip(gradients, truths, strict=True)]
+    return f"error {max(errors):.1e}"
+
+
+def _check_shard(device: str, dtype: torch.dtype) -> str:
+    """Check the raw operators of the linear cross entropy on a shard of all classes."""
+    input, weight = _normal(40, 24).to(dtype), _head(24).to(dtype)
+    target = torch.randint(_CLASSES, (40,))
+    on_device = [tensor.to(device) for tensor in (input, weight, target)]
+    *statistics, target_mask, masked_target, logits = ops.fused_linear_online_max_sum(*on_device, 0, _CLASSES, True)
+    loss, softmax = ops.fused_cross_entropy_loss_with_max_sum(*statistics, logits)
+    exact = [tensor.double().requires_grad_() for tensor in (input, weight)]
+    truth = F.cross_entropy(F.linear(*exact), target, reduction="none")
+    gradients = ops.fused_linear_cross_entropy_loss_grad(
+        torch.ones(40, device=device), *on_device[:2], target_mask, masked_target, None, None, softmax
+    )
+    truths = torch.autograd.grad(truth.sum(), exact)
+    errors = [_error_of(loss, truth, dtype, "the loss")]
+    errors += [_error_of(*pair, dtype, "a gradient") for pair in zip(gradients, truths, strict=True)]
+    return f"error {max(errors):.1e}"
+
+
+def _check_steps(device: str, dtype: torch.dtype) -> str:
+    """Compare weights and EMA weights after steps with the same gradients; 16-bit weights have master weights."""
+    param = torch.nn.Parameter(torch.randn(33, 7).to(dtype).to(device))
+    truth = torch.nn.Parameter(param.detach().cpu().double())
+    average = truth.detach().clone()
+    optimizer = FusedEmaAdam([param], _LR, weight_decay=_WEIGHT_DECAY, ema_decay=_EMA_DECAY)
+    reference = torch.optim.AdamW([truth], _LR, weight_decay=_WEIGHT_DECAY)
+    for _ in range(_STEPS):
+        gradient = torch.randn(33, 7).to(dtype)
+        param.grad, truth.grad = gradient.to(device), gradient.double()
+        optimizer.step()
+        reference.step()
+        average.lerp_(truth.detach(), 1 - _EMA_DECAY)
+    errors = [_error_of_step(param, truth.detach(), "a weight", dtype)]
+    with optimizer.swap_ema_params():
+        errors.append(_error_of_step(param, average, "an EMA weight", dtype))
+    return f"error {max(errors):.1e}"
+
+
+def _error_of_step(found: Tensor, truth: Tensor, what: str, dtype: torch.dtype) -> float:
+    error = (found.detach().cpu().double() - truth).abs().max().item() / truth.abs().max().item()
+    allowed = _STEP_TOLERANCE + _ROUNDINGS[dtype]
+    if not error <= allowed:
+        raise ArithmeticError(f"the error of {what} is {error:.1e}, which exceeds the tolerance of {allowed:.1e}")
+    return error
+
+
+def _of_refusals(device: str) -> Iterator[tuple[str, _Check]]:
+    """Yield checks that a call with invalid arguments raises before a launch, and that the next call is correct."""
+
+    def ones(*shape: int, dtype: torch.dtype = torch.float32, device: str = device) -> torch.Tensor:
+        return torch.ones(shape, dtype=dtype, device=device)
+
+    double = torch.float64
+    adam = {"lr": 0.1, "ema_decay": 0.9, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.0}
+    step = torch.ones(1, dtype=torch.int64, device=device)
+    target = torch.zeros(3, dtype=torch.int64, device=device)
+    # With a word of the message: errors of the package name the argument, those of CANN its operator.
+    calls: dict[str, tuple[str, Callable[[], object]]] = {
+        "float64": ("aclnn", lambda: ops.mse_loss_backward(*[ones(2, dtype=double)] * 3, 1)),
+        "nine dimensions": ("aclnn", lambda: ops.mse_loss_backward(*[ones(*[1] * 9)] * 3, 1)),
+        "a float32 head": (
+            "aclnn",
+            lambda: ops.fused_linear_online_max_sum(ones(3, 256), ones(160, 256), target, 0, 160, False),
+        ),
+        "shapes that do not broadcast": ("broadcast", lambda: ops.mse_loss_backward(ones(2), ones(3), ones(3), 0)),
+        "an unknown reduction": ("reduction", lambda: ops.mse_loss_backward(*[ones(2)] * 3, 3)),
+        "a target on the CPU": ("target", lambda: ops.mse_loss_backward(ones(2), ones(2), ones(2, device="cpu"), 1)),
+        "a gradient of another shape": (
+            "shape",
+            lambda: ops.apply_fused_ema_adam_(
+                ones(3), *(ones(2) for _ in range(4)), step, **adam, weight_decay_mode=1, bias_correction=True
+            ),
+        ),
+    }
+    if "fused_linear_online_max_sum" not in _launched_on(device):
+        del calls["a float32 head"]  # the chip lacks the operator
+    for name, (word, call) in calls.items():
+        yield name, partial(_check_refusal, call, word, device)
+
+
+def _check_refusal(call: Callable[[], object], word: str, device: str) -> str:
+    try:
+        call()
+    except (RuntimeError, TypeError, ValueError) as error:
+        if word not in str(error):
+            raise
+        refused = type(error).__name__
+    else:
+        raise AssertionError("the call was not refused")
+    input = torch.full((3,), 2.0, device=device, requires_grad=True)
+    functional.mse_loss(input, torch.zeros(3, device=device), reduction="sum").backward()
+    if input.grad is None or input.grad.tolist() != [4.0] * 3:
+        raise ArithmeticError(f"after the refusal the next gradient is {input.grad}")
+    return refused
+
+
+def _check_launches() -> str:
+    torch.npu.synchronize()  # type: ignore[attr-defined]
+    launches = _extension.launches()
+    expected = [getattr(ops, operator).cann for operator in _launched_on("npu")]
+    missing = [name for name in expected if not launches.get(name)]
+    if missing:
+        raise RuntimeError(f"not launched: {', '.join(missing)}")
+    return f"{sum(launches.values())} launches"
