@@ -183,7 +183,10 @@ NO_PARAMS = {
     "a container": (lambda: nn.Sequential(nn.Linear(2, 2)), "params must be .* of type Sequential; pass model.param"),
     "a number": (lambda: 3, "params must be parameters or groups of them, but it is 3; pass model.parameters"),
     "nothing": (lambda: None, "params must be parameters or groups of them, but it is None; pass model.parameters"),
-    "a group": (lambda: {"params": [torch.ones(1)]}, "params must be .*, but it is a dict; pass a list of groups$"),
+    "a group": (
+        lambda: {"params": [torch.ones(1)]},
+        "params must be .* of type dict; pass a list of groups$",
+    ),
     "a model in a group": (
         lambda: [{"params": nn.Linear(2, 2)}],
         "'params' of a parameter group must be parameters, but it is of type Linear; pass model.parameters",
@@ -481,5 +484,5 @@ def test_lazy_parameters_are_accepted():
 @pytest.mark.parametrize("place", ["params", "'params' of a parameter group"])
 def test_unordered_parameters_are_refused(unordered, place):
     params = unordered([nn.Parameter(torch.ones(2))])
-    with pytest.raises(TypeError, match=f"FusedEmaAdam: {place} must be .* a {unordered.__name__}, .* pass a list"):
+    with pytest.raises(TypeError, match=f"^FusedEmaAdam: {place} must be .* {unordered.__name__}; pass a list,"):
         FusedEmaAdam(params if place == "params" else [{"params": params}])

@@ -24,7 +24,14 @@ LACKING = {
     "dampening": "torch.optim.SGD has it",
     "nesterov": "torch.optim.NAdam has it",
 }
-_WARMUPS = (None, "ratio", "power")
+# Type, range and how to say them, of the options of the EMA schedule.
+_SCHEDULE_RULES: tuple[tuple[str, Any, str, Callable[[Any], bool], str], ...] = (
+    ("ema_warmup", object, "", lambda value: value in (None, "ratio", "power"), "None, 'ratio' or 'power'"),
+    ("ema_warmup_gamma", (int, float), "a number", lambda value: 0 < value < math.inf, "finite and above 0"),
+    ("ema_warmup_power", (int, float), "a number", lambda value: 0 < value < math.inf, "finite and above 0"),
+    ("ema_start_step", int, "an int", lambda value: value >= 0, "at least 0"),
+    ("ema_update_every", int, "an int", lambda value: value >= 1, "at least 1"),
+)
 _P = ParamSpec("_P")
 _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
 
@@ -52,17 +59,16 @@ def check_lacking(options: Mapping[str, Any]) -> None:
 
 def check_are_params(name: str, params: object, accepted: str) -> None:
     """Raise if an argument is a model, a group, a set or not iterable; torch checks its elements."""
+    is_model = isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList)
+    cure = ""
     if isinstance(params, Mapping):
-        raise TypeError(f"FusedEmaAdam: {name} must be {accepted}, but it is a dict; pass a list of groups")
-    if isinstance(params, (set, frozenset)):
-        raise TypeError(
-            f"FusedEmaAdam: {name} must be {accepted}, but it is a {type(params).__name__}, whose order changes between"
-            " runs; pass a list"
-        )
-    if not isinstance(params, Iterable) or (isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList)):
-        raise TypeError(
-            f"FusedEmaAdam: {name} must be {accepted}, but it is {describe(params)}; pass model.parameters()"
-        )
+        cure = "pass a list of groups"
+    elif isinstance(params, (set, frozenset)):
+        cure = "pass a list, because the order of a set changes between runs"
+    elif is_model or not isinstance(params, Iterable):
+        cure = "pass model.parameters()"
+    if cure:
+        raise TypeError(f"FusedEmaAdam: {name} must be {accepted}, but it is {describe(params)}; {cure}")
 
 
 def check_group(group: Mapping[Any, Any], flatten: bool) -> None:
@@ -86,9 +92,8 @@ def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
     """Parse the options of a parameter group; raise if one has the wrong type or is out of range."""
     betas = group["betas"]
     is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
-    if not is_pair or isinstance(betas[0], Tensor) != isinstance(
-        betas[1], Tensor
-    ):  # check_options rejects a pair of tensors
+    # check_options refuses a pair of tensors.
+    if not is_pair or isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
         raise ValueError(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
     options = Options(group["lr"], group["ema_decay"], *betas, *[group[name] for name in _ADAM])
     check_options(options)
@@ -170,19 +175,9 @@ class EmaSchedule(NamedTuple):
 
     def check(self) -> None:
         """Raise if an option has the wrong type or is out of range."""
-        if self.ema_warmup not in _WARMUPS:
-            raise ValueError(
-                f"FusedEmaAdam: ema_warmup must be None, 'ratio' or 'power', but it is {self.ema_warmup!r}"
-            )
-        for name in ("ema_warmup_gamma", "ema_warmup_power"):
+        for name, kind, kind_name, holds, accepted in _SCHEDULE_RULES:
             value = getattr(self, name)
-            if not isinstance(value, (int, float)):
-                raise TypeError(f"FusedEmaAdam: {name} must be a number, but it is {value!r}")
-            if not 0 < value < math.inf:
-                raise ValueError(f"FusedEmaAdam: {name} must be finite and above 0, but it is {value}")
-        for name, least in (("ema_start_step", 0), ("ema_update_every", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"FusedEmaAdam: {name} must be an int, but it is {value!r}")
-            if value < least:
-                raise ValueError(f"FusedEmaAdam: {name} must be at least {least}, but it is {value}")
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                raise TypeError(f"FusedEmaAdam: {name} must be {kind_name}, but it is {value!r}")
+            if not holds(value):
+                raise ValueError(f"FusedEmaAdam: {name} must be {accepted}, but it is {value!r}")
