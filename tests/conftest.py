@@ -16,6 +16,7 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import hypothesis
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 assert torch_aclnn_ops.__version__
 
@@ -101,3 +102,11 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(kernels, "has_native_kernel", lambda *_: False)
     elif request.param == "flattened":
         monkeypatch.setitem(inspect.unwrap(FusedEmaAdam.__init__).__kwdefaults__, "flatten", True)
+
+
+@pytest.fixture
+def mesh_of_one() -> Iterator[DeviceMesh]:
+    """A mesh of this process alone, on the CPU."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()

@@ -13,7 +13,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
@@ -352,16 +351,9 @@ def test_converting_a_model_there_and_back_inside_a_swap_changes_no_average(dtyp
     assert_all_equal(weights_of(model) + states_of(optimizer), expected)
 
 
-@pytest.fixture
-def of_one_process():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
-
-
-def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises(of_one_process):
+def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises(mesh_of_one):
     model = nn.Linear(3, 2)
-    fully_shard(model, mesh=of_one_process)
+    fully_shard(model, mesh=mesh_of_one)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     model(torch.ones(4, 3)).square().sum().backward()
     optimizer.step()
@@ -379,9 +371,9 @@ def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises
     assert_all_equal([average.to_local() for average in averages_of(model, optimizer)], averages)
 
 
-def test_dtensors_that_a_swap_converted_there_and_back_have_their_weights(of_one_process):
+def test_dtensors_that_a_swap_converted_there_and_back_have_their_weights(mesh_of_one):
     model = nn.Linear(3, 2)
-    fully_shard(model, mesh=of_one_process)
+    fully_shard(model, mesh=mesh_of_one)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     model(torch.ones(4, 3)).square().sum().backward()
     optimizer.step()
@@ -393,9 +385,9 @@ def test_dtensors_that_a_swap_converted_there_and_back_have_their_weights(of_one
 
 
 @each_dtype
-def test_changes_of_dtensors_in_a_swap_after_loading_adamw_are_their_averages(of_one_process, dtype):
+def test_changes_of_dtensors_in_a_swap_after_loading_adamw_are_their_averages(mesh_of_one, dtype):
     model = nn.Linear(3, 2).to(dtype)
-    fully_shard(model, mesh=of_one_process)
+    fully_shard(model, mesh=mesh_of_one)
     theirs, optimizer = torch.optim.AdamW(model.parameters()), FusedEmaAdam(model.parameters())
     model(torch.ones(4, 3, dtype=dtype)).square().sum().backward()
     theirs.step()
@@ -411,10 +403,10 @@ def test_changes_of_dtensors_in_a_swap_after_loading_adamw_are_their_averages(of
     assert (optimizer.state[model.weight]["ema_params"].to_local() == 7).all()
 
 
-def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_kept(of_one_process, tmp_path):
+def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_kept(mesh_of_one, tmp_path):
     # It writes to the local shards, whose version counters are not those of the DTensors.
     weight, loaded = (
-        nn.Parameter(distribute_tensor(torch.full((4,), value, dtype=torch.bfloat16), of_one_process))
+        nn.Parameter(distribute_tensor(torch.full((4,), value, dtype=torch.bfloat16), mesh_of_one))
         for value in (1.0, 3.0)
     )
     optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.0)
@@ -429,11 +421,11 @@ def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_ke
 
 
 def test_16_bit_weights_that_are_loaded_into_the_state_dict_of_dtensors_and_then_into_the_model_are_kept(
-    of_one_process, tmp_path
+    mesh_of_one, tmp_path
 ):
     # The state dict's tensors share the memory of the parameters, but not their version counters.
     model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
-    model.weight = nn.Parameter(distribute_tensor(torch.ones_like(model.weight), of_one_process))
+    model.weight = nn.Parameter(distribute_tensor(torch.ones_like(model.weight), mesh_of_one))
     optimizer = FusedEmaAdam(model.parameters(), lr=0.0, ema_decay=0.0)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
@@ -447,9 +439,9 @@ def test_16_bit_weights_that_are_loaded_into_the_state_dict_of_dtensors_and_then
 
 
 @pytest.mark.parametrize("is_dtensor", [False, True])
-def test_a_gradient_is_a_dtensor_if_its_parameter_is_one_or_the_step_raises(of_one_process, is_dtensor):
+def test_a_gradient_is_a_dtensor_if_its_parameter_is_one_or_the_step_raises(mesh_of_one, is_dtensor):
     def wrap(is_one):
-        return distribute_tensor(torch.ones(2), of_one_process) if is_one else torch.ones(2)
+        return distribute_tensor(torch.ones(2), mesh_of_one) if is_one else torch.ones(2)
 
     first, weight = nn.Parameter(torch.ones(2)), nn.Parameter(wrap(is_dtensor))
     optimizer = FusedEmaAdam([first, weight])
@@ -462,9 +454,9 @@ def test_a_gradient_is_a_dtensor_if_its_parameter_is_one_or_the_step_raises(of_o
 
 
 @pytest.mark.parametrize("is_dtensor", [False, True])
-def test_a_backward_pass_through_swapped_weights_raises(of_one_process, is_dtensor):
+def test_a_backward_pass_through_swapped_weights_raises(mesh_of_one, is_dtensor):
     # autograd detects the in-place writes: a graph from before the swap needs the overwritten weights.
-    weight = nn.Parameter(distribute_tensor(torch.ones(2), of_one_process) if is_dtensor else torch.ones(2))
+    weight = nn.Parameter(distribute_tensor(torch.ones(2), mesh_of_one) if is_dtensor else torch.ones(2))
     optimizer = FusedEmaAdam([weight])
     weight.grad = torch.ones_like(weight)
     optimizer.step()

@@ -12,7 +12,6 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._pytree import tree_map
 
@@ -143,14 +142,6 @@ def test_after_a_failed_load_the_optimizer_can_be_copied_and_pickled(configurati
         assert are_same(again.contents(), run.contents())
 
 
-@pytest.fixture
-def mesh():
-    """A mesh of this process alone."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
-
-
 def _sharded(contents, mesh, dim):
     """Make DTensors of all tensors but steps and scalars."""
     return tree_map(
@@ -177,14 +168,16 @@ def _sharded(contents, mesh, dim):
     ],
     ids=["plain state", "plain parameter", "another placement", "the same placement"],
 )
-def test_states_must_be_sharded_like_their_parameters(mesh, dim_of_param, dim_of_state, sentence):
+def test_states_must_be_sharded_like_their_parameters(mesh_of_one, dim_of_param, dim_of_state, sentence):
     weight, checkpoint = torch.ones(4, 4), FusedEmaAdam([param := nn.Parameter(torch.ones(4, 4))])
     param.grad = torch.ones(4, 4)
     checkpoint.step()
     contents = copy.deepcopy(checkpoint.state_dict())
     if dim_of_state is not None:
-        contents = _sharded(contents, mesh, dim_of_state)
-    optimizer = FusedEmaAdam([nn.Parameter(weight if dim_of_param is None else _sharded(weight, mesh, dim_of_param))])
+        contents = _sharded(contents, mesh_of_one, dim_of_state)
+    optimizer = FusedEmaAdam(
+        [nn.Parameter(weight if dim_of_param is None else _sharded(weight, mesh_of_one, dim_of_param))]
+    )
     if sentence is None:
         optimizer.load_state_dict(contents)
         (state,) = optimizer.state.values()

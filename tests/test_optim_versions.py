@@ -7,17 +7,9 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 from tests._optim import OPTIONS, each_dtype
-
-
-@pytest.fixture
-def mesh():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
 
 
 def assert_step_is_noticed(weight, step):
@@ -44,8 +36,8 @@ def test_a_step_is_noticed(kind, dtype):
 
 @each_dtype
 @pytest.mark.parametrize("kind", ["torch", "one by one"])
-def test_a_step_of_a_dtensor_is_noticed(kind, dtype, mesh):
-    weight = nn.Parameter(distribute_tensor(torch.ones(3, dtype=dtype), mesh, [Replicate()]))
+def test_a_step_of_a_dtensor_is_noticed(kind, dtype, mesh_of_one):
+    weight = nn.Parameter(distribute_tensor(torch.ones(3, dtype=dtype), mesh_of_one, [Replicate()]))
     for _ in range(2):
         assert_step_is_noticed(weight, optimizer(kind, weight).step)
 
