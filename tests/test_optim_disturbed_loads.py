@@ -175,9 +175,9 @@ def test_states_must_be_sharded_like_their_parameters(mesh_of_one, dim_of_param,
     contents = copy.deepcopy(checkpoint.state_dict())
     if dim_of_state is not None:
         contents = _sharded(contents, mesh_of_one, dim_of_state)
-    optimizer = FusedEmaAdam(
-        [nn.Parameter(weight if dim_of_param is None else _sharded(weight, mesh_of_one, dim_of_param))]
-    )
+    if dim_of_param is not None:
+        weight = _sharded(weight, mesh_of_one, dim_of_param)
+    optimizer = FusedEmaAdam([nn.Parameter(weight)])
     if sentence is None:
         optimizer.load_state_dict(contents)
         (state,) = optimizer.state.values()

@@ -1,0 +1,294 @@
+"""FusedEmaAdam: inside a swap the parameters hold their averages, and afterwards their weights again."""
+
+from __future__ import annotations
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+from tests._failing_steps import Failed, FailOperators
+from tests._optim import (
+    SETTINGS,
+    Weights,
+    assert_all_equal,
+    averages_of,
+    each_dtype,
+    states_of,
+    train,
+    weights_of,
+)
+
+
+def trained(dtype=torch.float64, **options):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, **options)
+    train(model, optimizer, range(5))
+    return model, optimizer
+
+
+@each_dtype
+def test_inside_a_swap_the_parameters_hold_their_averages(dtype):
+    model, optimizer = trained(dtype)
+    averages = [average.clone() for average in averages_of(model, optimizer)]
+    with optimizer.swap_ema_params():
+        assert_all_equal(weights_of(model), [average.to(dtype) for average in averages])
+
+
+@each_dtype
+def test_after_a_swap_weights_and_state_are_as_before_bit_for_bit(dtype):
+    model, optimizer = trained(dtype)
+    with torch.no_grad():
+        next(model.parameters())[0] = float("nan")
+    before = weights_of(model) + states_of(optimizer)
+    with optimizer.swap_ema_params():
+        pass
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def test_after_an_exception_in_a_swap_weights_and_state_are_as_before():
+    model, optimizer = trained()
+    before = weights_of(model) + states_of(optimizer)
+    with pytest.raises(KeyError), optimizer.swap_ema_params():
+        raise KeyError
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+@pytest.mark.parametrize("nth", range(12))  # of 6 copies of weights, and 6 of averages
+def test_after_an_exception_on_the_way_into_a_swap_weights_and_state_are_as_before(nth):
+    model, optimizer = trained()
+    before = weights_of(model) + states_of(optimizer)
+
+    def enter():
+        with optimizer.swap_ema_params():
+            pytest.fail("the block must not run")
+
+    with pytest.raises(Failed):
+        FailOperators(nth, 1).run(enter)
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+    with optimizer.swap_ema_params():
+        assert_all_equal(weights_of(model), averages_of(model, optimizer))
+
+
+def test_a_swap_keeps_all_tensor_objects():
+    model, optimizer = trained()
+    addresses = [weight.data_ptr() for weight in model.parameters()]
+    views = [weight.detach() for weight in model.parameters()]
+    with optimizer.swap_ema_params():
+        assert [weight.data_ptr() for weight in model.parameters()] == addresses
+        assert_all_equal(views, weights_of(model))
+
+
+def test_a_parameter_that_was_never_updated_keeps_its_weights_in_a_swap():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = FusedEmaAdam([weight])
+    with optimizer.swap_ema_params():
+        assert torch.equal(weight.detach(), torch.ones(2))
+
+
+def test_a_swap_of_meta_parameters_is_a_no_op():
+    weight = nn.Parameter(torch.empty(2, device="meta"))
+    with FusedEmaAdam([weight]).swap_ema_params():
+        assert weight.is_meta
+
+
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_a_change_of_a_parameter_that_was_never_updated_raises_and_the_weights_are_restored(error):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = FusedEmaAdam([weight])
+    sentence = (
+        "restored, but in-place changes of parameters 0 of group 0 .* not in their EMA weights .*their first step"
+    )
+    with pytest.raises(RuntimeError, match=sentence), optimizer.swap_ema_params(), torch.no_grad():
+        weight.fill_(7)
+        if error is not None:
+            raise error
+    assert torch.equal(weight.detach(), torch.ones(2))
+    with optimizer.swap_ema_params():
+        assert torch.equal(weight.detach(), torch.ones(2))
+
+
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+def test_a_swap_after_loading_adamw_takes_over_the_averages_of_swa_utils(flatten):
+    model = Weights()
+    theirs = torch.optim.AdamW(model.parameters())
+    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    for step in range(3):
+        model.set_gradients(step)
+        theirs.step()
+        averaged.update_parameters(model)
+    weights, averages = weights_of(model), weights_of(averaged.module)
+    optimizer = FusedEmaAdam(model.parameters(), flatten=flatten)
+    with pytest.warns(UserWarning, match="their EMA starts from the weights"):
+        optimizer.load_state_dict(theirs.state_dict())
+    with optimizer.swap_ema_params():
+        model.load_state_dict(dict(averaged.module.named_parameters()), strict=False)
+    assert_all_equal(weights_of(model), weights)
+    assert_all_equal(averages_of(model, optimizer), averages)
+
+
+def test_in_place_changes_of_a_parameter_in_a_swap_are_written_to_its_average():
+    model, optimizer = trained()
+    weight = next(model.parameters())
+    with optimizer.swap_ema_params(), torch.no_grad():
+        weight.fill_(7)
+    assert (optimizer.state[weight]["ema_params"] == 7).all()
+
+
+@each_dtype
+@pytest.mark.parametrize("other", [torch.float16, torch.bfloat16], ids=str)
+def test_changes_to_the_value_in_another_precision_are_written_to_the_average(other, dtype):
+    model, optimizer = trained(dtype)
+    weight = next(model.parameters())
+    with optimizer.swap_ema_params(), torch.no_grad():
+        before = weight.clone()
+        weight.copy_(weight.to(other))
+        expected = torch.where(weight == before, optimizer.state[weight]["ema_params"], weight)
+    assert torch.equal(optimizer.state[weight]["ema_params"], expected)
+
+
+def test_a_change_to_the_value_in_another_precision_of_a_parameter_that_was_never_updated_raises():
+    weight = nn.Parameter(torch.tensor([1.001], dtype=torch.float16))
+    optimizer = FusedEmaAdam([weight])
+    with pytest.raises(RuntimeError, match="before their first step"), optimizer.swap_ema_params(), torch.no_grad():
+        weight.copy_(weight.bfloat16())
+    assert weight.item() != 1
+
+
+CONVERSIONS = {
+    "half": nn.Module.half,
+    "bfloat16": nn.Module.bfloat16,
+    "float": nn.Module.float,
+    "double": nn.Module.double,
+}
+
+
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+@each_dtype
+def test_a_model_that_a_swap_converted_has_its_weights_dtype_and_averages_afterwards(dtype, conversion, flatten):
+    model, optimizer = trained(dtype, flatten=flatten)
+    other_model, other_optimizer = trained(dtype, flatten=flatten)
+    with optimizer.swap_ema_params():
+        CONVERSIONS[conversion](model)
+    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(other_model) + states_of(other_optimizer))
+    for each, each_optimizer in (model, optimizer), (other_model, other_optimizer):
+        train(each, each_optimizer, range(5, 8))
+    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(other_model) + states_of(other_optimizer))
+
+
+def test_a_parameter_that_a_swap_converted_and_changed_has_the_change_in_its_average():
+    model, optimizer = trained(torch.float32)
+    weight = next(model.parameters())
+    average = optimizer.state[weight]["ema_params"].clone()
+    with optimizer.swap_ema_params(), torch.no_grad():
+        model.half()
+        weight[0] = 7
+    average[0] = 7
+    assert torch.equal(optimizer.state[weight]["ema_params"], average)
+
+
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+def test_frozen_parameters_that_a_swap_converted_have_their_dtype_afterwards(flatten):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    weights = weights_of(model)
+    with optimizer.swap_ema_params():
+        model.half()
+    assert_all_equal(weights_of(model), weights)
+    model(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("conversion", ["half", "bfloat16"])
+@each_dtype
+def test_converting_a_model_there_and_back_inside_a_swap_changes_no_average(dtype, conversion):
+    model, optimizer = trained(dtype)
+    expected = weights_of(model) + states_of(optimizer)
+    with optimizer.swap_ema_params():
+        CONVERSIONS[conversion](model)
+        model.to(dtype)
+    assert_all_equal(weights_of(model) + states_of(optimizer), expected)
+
+
+def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises(mesh_of_one):
+    model = nn.Linear(3, 2)
+    fully_shard(model, mesh=mesh_of_one)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    weights = [weight.to_local().clone() for weight in model.parameters()]
+    averages = [average.to_local().clone() for average in averages_of(model, optimizer)]
+    sentence = (
+        r"parameters 0-1 of group 0 could not be restored; load a checkpoint \(their dtype was changed from"
+        r" torch.float32 to torch.float16 inside the with block, to which the weights are rounded; convert the model"
+        r" back inside the block\)$"
+    )
+    with pytest.raises(RuntimeError, match=sentence), optimizer.swap_ema_params():
+        model.half()
+    rounded = [weight.half() for weight in weights]
+    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], rounded)
+    assert_all_equal([average.to_local() for average in averages_of(model, optimizer)], averages)
+
+
+def test_dtensors_that_a_swap_converted_there_and_back_have_their_weights(mesh_of_one):
+    model = nn.Linear(3, 2)
+    fully_shard(model, mesh=mesh_of_one)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    weights = [weight.to_local().clone() for weight in model.parameters()]
+    with optimizer.swap_ema_params():
+        model.half()
+        model.float()
+    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+
+
+@each_dtype
+def test_changes_of_dtensors_in_a_swap_after_loading_adamw_are_their_averages(mesh_of_one, dtype):
+    model = nn.Linear(3, 2).to(dtype)
+    fully_shard(model, mesh=mesh_of_one)
+    theirs, optimizer = torch.optim.AdamW(model.parameters()), FusedEmaAdam(model.parameters())
+    model(torch.ones(4, 3, dtype=dtype)).square().sum().backward()
+    theirs.step()
+    weights = [weight.to_local().clone() for weight in model.parameters()]
+    with pytest.raises(RuntimeError, match="their first step"), optimizer.swap_ema_params(), torch.no_grad():
+        model.weight.to_local().fill_(7)
+    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    with pytest.warns(UserWarning, match="starts from the weights"):
+        optimizer.load_state_dict(theirs.state_dict())
+    with optimizer.swap_ema_params(), torch.no_grad():
+        model.weight.to_local().fill_(7)
+    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    assert (optimizer.state[model.weight]["ema_params"].to_local() == 7).all()
+
+
+@pytest.mark.parametrize("is_dtensor", [False, True])
+def test_a_backward_pass_through_swapped_weights_raises(mesh_of_one, is_dtensor):
+    # autograd detects the in-place writes: a graph from before the swap needs the overwritten weights.
+    weight = nn.Parameter(distribute_tensor(torch.ones(2), mesh_of_one) if is_dtensor else torch.ones(2))
+    optimizer = FusedEmaAdam([weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    loss = weight.square().sum()
+    with optimizer.swap_ema_params():
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        loss = weight.square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_training_after_a_swap_continues_as_without_it():
+    model, optimizer = trained()
+    other_model, other_optimizer = trained()
+    with optimizer.swap_ema_params():
+        pass
+    train(model, optimizer, range(5, 8))
+    train(other_model, other_optimizer, range(5, 8))
+    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(other_model) + states_of(other_optimizer))
