@@ -23,7 +23,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-npu test-all docs matrix aarch64 lint bench gallery soak release-check precision phase-one collectives faults \
+.PHONY: setup demo test test-npu test-all docs matrix aarch64 lint bench gallery soak release-check precision phase-one collectives \
     asan tsan fuzz clean
 
 setup: $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
@@ -72,11 +72,6 @@ $(VENV)/docs: pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')
 	touch $@
-
-# Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
-# EVERY=4 takes every fourth call.
-faults: setup
-	$(RUN) -m tests.faults --every $(or $(EVERY),1) --page docs/faults.md
 
 # Every version of torch that is served, each in an environment of its own; ten minutes each, and downloads.
 matrix:

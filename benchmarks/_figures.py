@@ -5,33 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from torch_aclnn_ops._files import replacing
 
-_VERSIONS = ("torch", "torch_npu", "torch_aclnn_ops")
 _END = "<!-- end of figures -->"
-
-
-def write_section(page: Path, title: str, command: str, text: str) -> None:
-    """Put figures into a page, with the command and the versions that found them.
-
-    Args:
-        page: a file in Markdown that exists.
-        title: of the figures.
-        command: what found them.
-        text: tables and lines; lines that belong to no table are kept as they are.
-    """
-    versions = ", ".join(f"{name} {found}" for name in _VERSIONS if (found := _version(name)) is not None)
-    write_between(page, title, f"`{command}` with {versions}:\n\n{text}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def write_between(page: Path, title: str, text: str) -> None:

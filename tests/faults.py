@@ -26,7 +26,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from torch_aclnn_ops import ops
 import host_npu
 import torch
 
-from benchmarks._figures import write_section
 from tests._fault_cases import Case, Disturbed, cases
 
 Fault = tuple[str, int]  # a function, and which of its calls
@@ -202,7 +201,6 @@ class Report:
     """
 
     def __init__(self, mode: str) -> None:
-        self.outcomes: list[Outcome] = []
         self.unexplained: list[str] = []
         self.not_simulated: list[str] = []
         self._mode = mode
@@ -210,7 +208,6 @@ class Report:
 
     def add(self, outcome: Outcome) -> None:
         """Count an outcome."""
-        self.outcomes.append(outcome)
         names = [known.name for known in KNOWN if known.explains(self._mode, outcome)]
         if outcome.seen in (*SUCCESS, NOT_REACHED):
             names = [outcome.seen]
@@ -229,7 +226,7 @@ class Report:
         return "\n".join([*lines, *self.unexplained, *(f"Not simulated: {name}" for name in self.not_simulated)])
 
 
-def _in_child(work: Callable[[Callable[[Any], None]], None], seconds: float) -> Iterator[Any]:
+def _in_child(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
     """Run work in a separate process; yield its reports and, if it failed, its exit status."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as printed:
@@ -250,7 +247,7 @@ def _in_child(work: Callable[[Callable[[Any], None]], None], seconds: float) -> 
         os.close(writing)
         with os.fdopen(reading, "rb", buffering=0) as answers:
             unread = b""
-            while select.select([answers], [], [], seconds)[0]:
+            while select.select([answers], [], [], SECONDS)[0]:
                 read = answers.read(65536)
                 if not read:
                     break
@@ -387,15 +384,13 @@ def _attempt_all(case: Case, faults: list[Fault], tell: Callable[[Any], None]) -
             return
 
 
-def run(mode: str, chosen: list[Case], every: int = 1, seconds: float = SECONDS, is_told: bool = False) -> Report:
+def run(mode: str, chosen: list[Case], every: int = 1) -> Report:
     """Let functions fail in cases.
 
     Args:
         mode: how this process's operators are launched, one of ``MODES``.
         chosen: the cases.
         every: of the calls that can fail, take every n-th.
-        seconds: how long an answer may take.
-        is_told: print each outcome.
     """
     import torch._dynamo  # which an optimizer imports, and every child would take seconds for it
 
@@ -406,7 +401,7 @@ def run(mode: str, chosen: list[Case], every: int = 1, seconds: float = SECONDS,
     profiles = set()
     taken = 0
     for case in chosen:
-        answers = list(_in_child(lambda tell, case=case: tell(_count_calls(case)), seconds))
+        answers = list(_in_child(lambda tell, case=case: tell(_count_calls(case))))
         if not isinstance(answers[0], dict):
             if "does not simulate" in answers[0]:
                 report.not_simulated.append(case.name)
@@ -421,32 +416,18 @@ def run(mode: str, chosen: list[Case], every: int = 1, seconds: float = SECONDS,
         todo = [fault for i, fault in enumerate(faults, taken) if i % every == 0]
         taken += len(faults)
         while todo:
-            for answer in _in_child(lambda tell, case=case, todo=tuple(todo): _attempt_all(case, todo, tell), seconds):
+            for answer in _in_child(lambda tell, case=case, todo=tuple(todo): _attempt_all(case, todo, tell)):
                 seen, raised = answer if isinstance(answer, list) else (answer, "")
                 report.add(Outcome(case.kind, case.name, *todo.pop(0), seen, raised))
-                if is_told:
-                    print(json.dumps([mode, *astuple(report.outcomes[-1])]), flush=True)
-    return report
-
-
-def read_told(mode: str, told: Path) -> Report:
-    """Count the outcomes of a mode that an earlier run has printed."""
-    report = Report(mode)
-    for line in told.read_text().splitlines():
-        if line.startswith(f'["{mode}"'):
-            report.add(Outcome(*json.loads(line)[1:]))
     return report
 
 
 def main() -> None:
-    """Run all cases in every mode, and print or write the counts."""
+    """Run all cases in every mode, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=MODES, help="only this one, in this process, which needs a host NPU")
     parser.add_argument("--every", type=int, default=1, help="of the calls that can fail, take every n-th")
     parser.add_argument("--only", default="", help="pattern of the cases to run")
-    parser.add_argument("--page", type=Path, help="a file that the counts are written to")
-    parser.add_argument("--tell", action="store_true", help="print every outcome")
-    parser.add_argument("--told", type=Path, help="count what an earlier run has told, after a change of KNOWN")
     arguments = parser.parse_args()
     if arguments.mode is None:
         command = [sys.executable, "-m", "host_npu", "-m", "tests.faults", *sys.argv[1:], "--mode"]
@@ -454,21 +435,8 @@ def main() -> None:
             ended = pool.map(lambda mode: subprocess.run([*command, mode], env={**os.environ, **MODES[mode]}), MODES)
             sys.exit(max(each.returncode for each in ended))
     chosen = [case for case in cases() if re.search(arguments.only, f"{case.kind}: {case.name}")]
-    if arguments.page:
-        reasons = "\n".join(f"- **{known.name}**: {known.reason}" for known in KNOWN)
-        write_section(arguments.page, "What torch_npu does with failures", "KNOWN in tests/faults.py", reasons)
-    if arguments.told:
-        report = read_told(arguments.mode, arguments.told)
-    else:
-        report = run(arguments.mode, chosen, arguments.every, is_told=arguments.tell)
+    report = run(arguments.mode, chosen, arguments.every)
     print(f"{arguments.mode}\n{report}", flush=True)
-    if arguments.page:
-        limits = (
-            f"--every {arguments.every}" if arguments.every > 1 else "",
-            arguments.only and f"--only '{arguments.only}'",
-        )
-        command = " ".join(["python -m tests.faults", *filter(None, limits)])
-        write_section(arguments.page, f"Functions that fail: {arguments.mode}", command, str(report))
     sys.exit(bool(report.unexplained))
 
 

@@ -107,6 +107,17 @@ def test_the_optimizer_imports_no_private_module_of_functional() -> None:
     assert not private
 
 
+def test_private_names_of_torch_are_only_in_torch_compat() -> None:
+    private = re.compile(r"\btorch(?:\.\w+)*\._[a-zA-Z]|\bfrom torch(?:\.\w+)* import .*\b_[a-zA-Z]")
+    files = [path for name, path in MODULES.items() if not name.startswith("torch_aclnn_ops._torch_compat")]
+    assert not [
+        (path.name, line)
+        for path in files
+        for line in path.read_text().splitlines()
+        if private.search(line.partition("#")[0])
+    ]
+
+
 def test_the_layout_of_contributing_names_what_exists() -> None:
     layout = (ROOT / "CONTRIBUTING.md").read_text().split("## Layout\n")[1].split("\n## ")[0]
     folder = parent = ROOT

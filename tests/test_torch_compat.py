@@ -1,13 +1,11 @@
-"""Which names of torch the package uses, and with which torch it can be imported."""
+"""With which torch the package can be imported, and what it does where one lacks a name."""
 
-import ast
 import importlib
 import inspect
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,166 +20,6 @@ import torch
 from tests import _torchs as torchs
 
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
-MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
-
-# Public names that are not in every torch since 2.0, or are documented as unstable.
-VERSION_DEPENDENT = (
-    "torch.accelerator",
-    "torch.amp.is_autocast_available",
-    "torch.cpu.get_capabilities",
-    "torch.fx.experimental",
-    "torch.library.register_vmap",
-    "torch.nn.Buffer",
-    "torch.nn.LinearCrossEntropyLoss",
-    "torch.nn.LinearCrossEntropyOptions",
-    "torch.nn.functional.linear_cross_entropy",
-    "torch.ops.mkldnn",
-)
-# typing.NamedTuple documents these.
-OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
-
-
-def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
-
-
-def _aliases(tree: ast.Module) -> dict[str, str]:
-    """Return the names that a module gives to parts of torch, with their paths."""
-    found = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "torch":
-                    path = alias.name if alias.asname else "torch"
-                    found[alias.asname or "torch"] = path
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    return found
-
-
-def _dotted(node: ast.expr) -> list[str]:
-    """Return the parts of ``a.b.c``; the first one is empty where that is no name."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id if isinstance(node, ast.Name) else "", *reversed(parts)]
-
-
-def _defined(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module defines, those of attributes included."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _dotted(node)[0] == "self":
-            yield node.attr
-
-
-def names_of_torch(code: str, own: set[str] = frozenset()) -> list[str]:
-    """Return the private and version-dependent names of torch in a module; ``own`` are those that are not torch's."""
-    tree = ast.parse(code)
-    aliases = _aliases(tree)
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found.update(name for name in modules if name.split(".")[0] == "torch" and "._" in name)
-        elif isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own | OF_NAMED_TUPLES:
-            found.add(".".join(_dotted(node)))
-        if isinstance(node, ast.Attribute):
-            first, *rest = _dotted(node)
-            paths = [".".join([aliases[first], *rest])] if first in aliases else []
-        else:
-            paths = list(aliases.values()) if isinstance(node, ast.Module) else []
-        for path in paths:
-            if any(map(_is_private, path.split("."))) or f"{path}.".startswith(
-                tuple(f"{name}." for name in VERSION_DEPENDENT)
-            ):
-                found.add(path)
-    return sorted(found)
-
-
-@cache
-def _own_names() -> set[str]:
-    """Return what the package's modules define, and their names."""
-    defined = {name for path in PACKAGE.rglob("*.py") for name in _defined(ast.parse(path.read_text()))}
-    return defined | {Path(name).stem for name in MODULES}
-
-
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("_torch_compat/")])
-def test_no_other_module_has_private_and_version_dependent_names_of_torch(module):
-    assert names_of_torch((PACKAGE / module).read_text(), _own_names()) == []
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("import torch\ntorch._C._functorch.peek()", ["torch._C", "torch._C._functorch", "torch._C._functorch.peek"]),
-        ("import torch._dynamo", ["torch._dynamo"]),
-        ("from torch.utils._pytree import tree_map", ["torch.utils._pytree", "torch.utils._pytree.tree_map"]),
-        ("from torch import nn\nnn.Buffer", ["torch.nn.Buffer"]),
-        ("from torch.nn import Buffer as B", ["torch.nn.Buffer"]),
-        ("import torch.nn.functional as F\nF.linear_cross_entropy", ["torch.nn.functional.linear_cross_entropy"]),
-        ("def f(tensor): return tensor._version", ["tensor._version"]),
-        ("def f(op): return op()._schema", ["._schema"]),
-        ("import torch\ntorch.nn.Linear.__init__", []),
-    ],
-)
-def test_private_names_are_detected(code, found):
-    assert names_of_torch(code) == found
-
-
-COMPAT = sorted(name for name in MODULES if name.startswith("_torch_compat/"))
-
-
-def _taken_from(module: str) -> Iterator[str]:
-    """Yield what other modules take from one of these."""
-    dotted = f"torch_aclnn_ops.{module.removesuffix('.py').replace('/', '.').removesuffix('.__init__')}"
-    for other in MODULES:
-        for node in ast.walk(ast.parse((PACKAGE / other).read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == dotted:
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.Attribute) and _dotted(node)[-2] == Path(module).stem:
-                yield node.attr
-
-
-@pytest.mark.parametrize("module", COMPAT)
-def test_every_name_of_these_modules_is_used(module):
-    tree = ast.parse((PACKAGE / module).read_text())
-    nodes = list(ast.walk(tree))
-    aliases = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
-    imported = {alias.asname or alias.name.partition(".")[0] for alias in aliases}
-    assigned = {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    functions = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    tested = {"OLDEST", "NEWEST", "__all__"}
-    assert (imported | assigned | functions) - used - {*_taken_from(module)} - tested == set()
-
-
-def _private_names(module: str) -> set[str]:
-    """Return the private names of torch in a module, those in strings that are looked up included."""
-    code = (PACKAGE / module).read_text()
-    tree = ast.parse(code)
-    own = {*_defined(tree)} - {"_dynamo_marked_constant"}
-    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    paths = [*names_of_torch(code, own), *strings - own]
-    private = [path for path in paths if re.fullmatch(r"[\w.]+", path) and any(map(_is_private, path.split(".")))]
-    return {path.rpartition(".")[2] for path in private}
-
-
-def test_the_package_uses_few_private_names_of_torch_except_for_fsdp_and_lazy_logits():
-    exempt = ("_torch_compat/fsdp.py", "_torch_compat/lazy_tensors.py")
-    found = set().union(*(_private_names(module) for module in COMPAT if module not in exempt))
-    assert {"_version", "_foreach_lerp_", "_dynamo_marked_constant"} < found
-    assert len(found) <= 28, sorted(found)
 
 
 def test_the_versions_match_those_of_both_projects():
