@@ -22,13 +22,13 @@ FUSED = Counter(
 )
 # Forward and backward, with CANN's three.
 LAUNCHES = {
-    "mean": ({}, 27),
-    "sum": ({"reduction": "sum"}, 24),
-    "none": ({"reduction": "none"}, 23),
-    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, 30),
-    "an ignore_index that is a class": ({"ignore_index": 5}, 29),
-    "class weights": ({"weight": Maker(torch.float32).probability(160)}, 33),
-    "token weights": ({"token_weight": Maker(torch.float32).probability(24)}, 32),
+    "mean": ({}, 26),
+    "sum": ({"reduction": "sum"}, 23),
+    "none": ({"reduction": "none"}, 22),
+    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, 29),
+    "an ignore_index that is a class": ({"ignore_index": 5}, 28),
+    "class weights": ({"weight": Maker(torch.float32).probability(160)}, 32),
+    "token weights": ({"token_weight": Maker(torch.float32).probability(24)}, 31),
 }
 
 

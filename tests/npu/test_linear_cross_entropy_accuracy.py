@@ -99,6 +99,20 @@ def test_the_gradient_of_an_ignored_row_with_large_logits_is_zero(dtype, options
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+def test_losses_are_counted_in_float32_whatever_torch_s_default_dtype_is(default):
+    generator = torch.Generator().manual_seed(0)
+    input, weight = (torch.randn(rows, 8, generator=generator).bfloat16().npu() for rows in (301, 160))
+    target = torch.randint(160, (301,), generator=generator).npu()
+    expected = linear_cross_entropy(input, weight, target)
+    torch.set_default_dtype(default)
+    try:
+        loss = linear_cross_entropy(input, weight, target)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert loss.equal(expected)
+
+
 def test_the_targets_logits_are_computed_in_chunks_of_rows(monkeypatch):
     input, weight, target = (tensor.npu() for tensor in rows_sure_of_a_class(torch.bfloat16))
     losses = linear_cross_entropy(input, weight, target, reduction="none")

@@ -27,25 +27,25 @@ class _FusedLossFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         *_, inputs, ignore_index = args
-        losses, counts, reduced = fused_losses(inputs, ignore_index)
-        ctx.save_for_backward(*inputs[:_DIFFERENTIATED], counts, *reduced)
+        losses, without_class, reduced = fused_losses(inputs, ignore_index)
+        ctx.save_for_backward(*inputs[:_DIFFERENTIATED], without_class, *reduced)
         ctx.options = inputs.options
-        ctx.mark_non_differentiable(counts, reduced.has_class)
+        ctx.mark_non_differentiable(without_class, reduced.has_class)
         ctx.set_materialize_grads(False)
-        return losses, counts, reduced.has_class
+        return losses, without_class, reduced.has_class
 
     @staticmethod
     def backward(ctx: Any, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[:_DIFFERENTIATED]
         if grad_losses is None:
             return (None,) * 4
-        input, weight, counts, *rest = ctx.saved_tensors
+        input, weight, without_class, *rest = ctx.saved_tensors
         reduced = Reduced(*rest)
+        grad_losses = grad_losses.where(reduced.has_class, without_class)
         if not all(needed) or torch.is_grad_enabled() or is_batched(grad_losses):
-            target = reduced.masked_target.masked_fill(counts == 0, IGNORED)
+            target = reduced.masked_target.masked_fill(without_class == 0, IGNORED)
             inputs = Inputs(input, weight, None, target, None, ctx.options)
-            return *_differentiable_gradients(inputs, counts, needed, grad_losses), None, None
-        grad_losses = grad_losses.where(reduced.has_class, counts)
+            return *_differentiable_gradients(inputs, needed, grad_losses), None, None
         return *fused_gradients_of_losses(input, weight, reduced, grad_losses), None, None
 
 
@@ -53,15 +53,14 @@ _apply = fast_apply(_FusedLossFunction)
 
 
 def _differentiable_gradients(
-    inputs: Inputs, counts: Tensor, needed: tuple[bool, ...], grad_losses: Tensor
+    inputs: Inputs, needed: tuple[bool, ...], grad_losses: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Compute the needed gradients in functions that have every derivative."""
     names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
 
     def losses(*values: Tensor) -> tuple[Tensor]:
-        given = inputs._replace(**dict[str, Any](zip(names, values, strict=True)))
-        reduced = statistics(given)
-        return (counts * (reduced.log_sum_exp - reduced.predicted),)
+        reduced = statistics(inputs._replace(**dict[str, Any](zip(names, values, strict=True))))
+        return (reduced.log_sum_exp - reduced.predicted,)
 
     _, pull_back = vjp(losses, *(getattr(inputs, name) for name in names))
     return scatter(needed, pull_back(grad_losses))
@@ -70,29 +69,31 @@ def _differentiable_gradients(
 def fused_loss(inputs: Inputs, token_weight: Tensor | None, options: LossOptions) -> Tensor:
     """Compute the loss of class indices in rows, reduced as the options say."""
     losses: Tensor
-    losses, counts, has_class = _apply(*inputs[:_DIFFERENTIATED], inputs, options.ignore_index)
-    if values_are_readable(counts):
-        check_targets(inputs.target, counts.isnan(), inputs.linear_weight.shape[0], options.ignore_index)
-    weights = _weights(inputs, token_weight, counts, has_class)
-    if weights is not counts:
+    losses, without_class, has_class = _apply(*inputs[:_DIFFERENTIATED], inputs, options.ignore_index)
+    if values_are_readable(losses):
+        outside = without_class.isnan() & ~has_class
+        check_targets(inputs.target, outside, inputs.linear_weight.shape[0], options.ignore_index)
+    weights = _weights(inputs, token_weight, has_class)
+    if weights is not None:
+        weights = weights.where(has_class, without_class)
         losses = losses * weights
     if options.reduction == "none":
         return losses
     total = losses.sum()
     if options.reduction == "sum":
         return total
-    number = weights.sum()
+    number = has_class.sum() if weights is None else weights.sum()
     if options.zero_if_all_ignored:
-        number = number + (counts.sum() == 0)
+        number = number + ~has_class.any()
     return total / number  # nan if all rows are ignored; the gradients of ignored rows are 0 then, too
 
 
-def _weights(inputs: Inputs, token_weight: Tensor | None, counts: Tensor, has_class: Tensor) -> Tensor:
-    """Return the weight of every row in a mean."""
+def _weights(inputs: Inputs, token_weight: Tensor | None, has_class: Tensor) -> Tensor | None:
+    """Return the weight of every row that has a class, or ``None`` if all are 1."""
     weights = token_weight
     if weights is not None:
         weights = weights + 0 * weights  # nan for an infinite one, which makes the gradients nan, as in torch
     if inputs.class_weight is not None:
         of_class = inputs.class_weight[inputs.target.where(has_class, 0)]
         weights = of_class if weights is None else weights * of_class
-    return counts if weights is None else weights.where(has_class, counts)
+    return weights

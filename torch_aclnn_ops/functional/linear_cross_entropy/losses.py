@@ -75,30 +75,36 @@ class Rows:
     coefficients: Coefficients  # of the sum of the losses
     weight: Tensor  # weight of each row in a mean of the cross entropies
     count: Tensor  # weight of each row in a mean of the z-losses
-    outside: Tensor  # mask of rows whose class index is out of range
+    outside: Tensor | None  # mask of rows whose class index is out of range, if values can be read
 
 
 def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
     """Compute the weights of all rows."""
     target, class_weight = inputs.target, inputs.class_weight
     smoothing = options.label_smoothing
-    count = inputs.input.new_ones(target.shape[0], dtype=accumulation_dtype(inputs.input.dtype))
-    if token_weight is not None:
-        count = count * token_weight
+    ones = inputs.input.new_ones(target.shape[0], dtype=accumulation_dtype(inputs.input.dtype))
+    share = outside = None
     if target.is_floating_point():
+        count = weight = ones if token_weight is None else token_weight
         share = distribution_sums(target, class_weight, count.dtype)
-        weight, outside = count, torch.zeros_like(count, dtype=torch.bool)
     else:
         ignored = target == options.ignore_index
-        outside = ~ignored & ((target < 0) | (target >= classes))
-        # Devices do not raise for an index out of range, so the loss of its row is nan.
-        count = count.masked_fill(ignored, 0).masked_fill(outside, math.nan)
+        in_range = target.clamp(0, classes - 1)
+        is_in_range = in_range == target
+        is_kept = is_in_range & ~ignored if 0 <= options.ignore_index < classes else is_in_range
+        is_valid = is_in_range | ignored
+        # Devices do not raise for an index out of range, so the loss of its row is nan: 0 / 0.
+        count = ones * is_kept / is_valid
+        outside = ~is_valid if values_are_readable(is_valid) else None
+        if token_weight is not None:
+            count = token_weight.where(is_kept, count)
         weight = count
         if class_weight is not None:
-            weight = count * class_weight[target.masked_fill(ignored | outside, 0)].masked_fill(ignored, 0)
-        target = target.masked_fill(outside, 0).masked_fill(ignored, IGNORED)
-        share = None
-    predicted = (count if share is not None else weight) * (1 - smoothing)
+            weight = (count * class_weight[in_range]).where(is_kept, count)
+        target = in_range.masked_fill(ignored, IGNORED)
+    predicted = count if share is not None else weight
+    if smoothing > 0:
+        predicted = predicted * (1 - smoothing)
     log_sum_exp = predicted if share is None else predicted * share
     weighted = None
     if smoothing > 0:
@@ -111,9 +117,9 @@ def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: 
     return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside)
 
 
-def check_targets(target: Tensor, outside: Tensor, classes: int, ignore_index: int) -> None:
+def check_targets(target: Tensor, outside: Tensor | None, classes: int, ignore_index: int) -> None:
     """Raise ``IndexError`` for a class index out of range, if values can be read; otherwise its loss is nan."""
-    if target.is_floating_point() or not values_are_readable(outside):
+    if outside is None or not values_are_readable(outside):
         return
     if bool(outside.any()):
         hint = ""
@@ -152,7 +158,8 @@ def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
     is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
     is_empty = is_ignored.all()
     nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if options.zero_if_all_ignored else math.nan)
-    return rows.weight.sum().masked_fill(is_empty, 1), count.sum().masked_fill(is_empty, 1), nan_if_empty
+    number = rows.weight.sum() + is_empty
+    return number, number if count is rows.weight else count.sum() + is_empty, nan_if_empty
 
 
 def assemble(

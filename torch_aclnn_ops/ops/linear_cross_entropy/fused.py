@@ -63,15 +63,16 @@ def fused_statistics(inputs: Inputs) -> Statistics:
     log_sum_exp, _ = fused_cross_entropy_loss_with_max_sum.run(
         reduced.logits_max, reduced.sum_exp_logits, torch.zeros_like(reduced.predicted), None
     )
-    # Ignored rows must contribute zero even if they are not finite.
-    return Statistics(reduced.logits_max, log_sum_exp, reduced.predicted).without(inputs.target == IGNORED)
+    statistics = Statistics(reduced.logits_max, log_sum_exp, reduced.predicted)
+    # Ignored rows must contribute zero even if they are not finite; those of shards are set to zero once combined.
+    return statistics if inputs.options.is_shard else statistics.without(inputs.target == IGNORED)
 
 
 class FusedRows(NamedTuple):
     """The losses of all rows, and what their gradients need, shape (N,) each."""
 
     losses: Tensor  # 0 for an ignored row, nan for a class out of range
-    counts: Tensor  # 1; 0 for an ignored row, nan for a class out of range
+    without_class: Tensor  # what stands for values of a row without a class: 0 if it is ignored, else nan
     reduced: Reduced
 
 
@@ -83,8 +84,8 @@ def fused_losses(inputs: Inputs, ignore_index: int) -> FusedRows:
         target = target.masked_fill(ignored, IGNORED)
     reduced = _reduce(inputs._replace(target=target))
     losses, _ = fused_cross_entropy_loss_with_max_sum.run(*reduced[:3], None)
-    counts = reduced.has_class / (reduced.has_class | ignored)  # 0 / 0 for a class out of range
-    return FusedRows(losses.where(reduced.has_class, counts), counts, reduced)
+    without_class = reduced.predicted / ignored  # 0 / 1 or 0 / 0
+    return FusedRows(losses.where(reduced.has_class, without_class), without_class, reduced)
 
 
 def fused_gradients_of_losses(

@@ -47,7 +47,10 @@ def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tenso
 
     It is ``sum_v Q_v (log sum exp(z) - z_v)``, where Q is the weighted and smoothed target.
     """
-    loss = coefficients.log_sum_exp * statistics.log_sum_exp - coefficients.predicted * statistics.predicted
+    if coefficients.predicted is coefficients.log_sum_exp:
+        loss = coefficients.predicted * (statistics.log_sum_exp - statistics.predicted)
+    else:
+        loss = coefficients.log_sum_exp * statistics.log_sum_exp - coefficients.predicted * statistics.predicted
     if coefficients.weighted is not None and statistics.weighted is not None:
         loss = loss - coefficients.weighted * statistics.weighted
     return loss
