@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops.integrations import _lazy_heads
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import Materializations
 
 import torch
@@ -57,7 +59,7 @@ def real_logits() -> tuple[Tensor, list[Tensor]]:
     return linear(input), [input, *linear.parameters()]
 
 
-def lazy_logits() -> tuple[Tensor, list[Tensor]]:
+def lazy_logits() -> tuple[LazyLogits, list[Tensor]]:
     """Return the same, lazy."""
     linear, input = head()
     _lazy_heads.patch(linear, {}, Materializations())
@@ -113,7 +115,7 @@ ARGUMENTS = list(arguments(torch.empty(SHAPE)))
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield what a tensor subclass can override, with a name."""
+    """Yield what ``__torch_function__`` can override, with a name; methods and attributes are looked up by name."""
     ignored = get_ignored_functions()
     for owner, found in get_overridable_functions().items():
         for function in found:
@@ -121,7 +123,17 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
             attribute = getattr(getattr(function, "__self__", None), "__name__", "")
             if function not in ignored and name not in NOT_COMPARED and attribute not in NOT_COMPARED:
                 place = getattr(owner, "__name__", type(owner).__name__)  # without an address, which differs
-                yield f"{place}.{attribute}{name}", function
+                yield f"{place}.{attribute}{name}", _looked_up(function, attribute) or function
+
+
+def _looked_up(function: Callable[..., Any], attribute: str) -> Callable[..., Any] | None:
+    """Return a function that finds a method or an attribute of a tensor as programs do; None for other functions."""
+    if attribute and function.__name__ == "__get__":
+        return lambda logits: getattr(logits, attribute)
+    name = getattr(function, "__name__", "")
+    if getattr(Tensor, name, None) is not function:
+        return None
+    return lambda logits, *args, **kwargs: getattr(logits, name)(*args, **kwargs)
 
 
 def outcome(function: Callable[..., Any], name: str, logits: Callable[[], tuple[Tensor, list[Tensor]]]) -> Any:
@@ -133,6 +145,7 @@ def outcome(function: Callable[..., Any], name: str, logits: Callable[[], tuple[
         result = function(*args, **kwargs)
         if inspect.isgenerator(result):
             result = list(result)
+        result, made = map_nested(materialized, (result, made))
         found = [one for one in tree_leaves((result, made)) if isinstance(one, Tensor)]
         total = sum(one.double().sum() for one in found if one.requires_grad and not one.is_sparse)
         gradients = torch.autograd.grad(total, sources, allow_unused=True) if isinstance(total, Tensor) else ()
@@ -145,7 +158,7 @@ def differs(found: Any, expected: Any) -> str:
     """Return in what two outcomes differ, and nothing if they are the same."""
     if isinstance(expected, type) or isinstance(found, type):
         return "" if found is expected else f"{found} for {expected}"
-    found, expected = tree_leaves(found), tree_leaves(expected)
+    found, expected = [materialized(one) for one in tree_leaves(found)], tree_leaves(expected)
     if len(found) != len(expected):
         return f"{len(found)} results for {len(expected)}"
     return "; ".join(filter(None, map(_differs, found, expected)))

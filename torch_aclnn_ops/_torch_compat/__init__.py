@@ -2,7 +2,7 @@
 
 The package supports torch 2.9 to 2.14. ``public`` has the documented names that depend on the version; the other
 modules have private names, grouped by the feature that needs them: ``derivatives``, ``modes`` (dispatch, autocast and
-compilation), ``optimizer``, ``distributed``, ``fsdp`` and ``lazy_tensors``.
+compilation), ``optimizer``, ``distributed`` and ``fsdp``.
 
 Private names without a comment exist in all supported versions. If one is missing, only its feature is lost: the first
 call that needs it raises a ``NotImplementedError`` that names both, or, if there is a fallback, :func:`lookup` warns

@@ -36,23 +36,22 @@ class Layer(NamedTuple):
 
     def output(self) -> Tensor:
         """Return the layer's output, without the division."""
-        return self.output_of(self.input)
-
-    def output_of(self, input: Tensor, *weights: Any) -> Tensor:
-        """Return the layer's output for another input, and for another weight and bias if given."""
         self.check_versions()
         with self.saved_autocast():
-            if weights or is_parametrized(self.linear):
-                check_whole(self.linear, self.weight_now())
-                return nn.functional.linear(input, *(weights or (self.weight, self.bias)))
-            return with_weights(self.linear, input, nn.Linear.forward)
+            if not is_plain(self.weight_now()):
+                return with_weights(self.linear, self.input, nn.Linear.forward)
+            # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
+            check_whole(self.linear, self.weight)
+            return nn.functional.linear(self.input, self.weight, self.bias)
 
     def weight_now(self) -> Tensor:
         """Return the weight that the layer has, or had in the call if a parametrization computes it at each read."""
         return self.weight if is_parametrized(self.linear) else self.linear.weight
 
     def check_versions(self) -> None:
-        """Raise if the input or the weights were modified after the forward pass."""
+        """Raise if the input or the weights were modified after the forward pass, except in compiled code."""
+        if torch.compiler.is_compiling():
+            return
         if self.versions is not None and versions(self.input, self.weight, self.bias) != self.versions:
             raise _changed("the head's weights or its input")
         now = addresses(self.weight, self.bias) if self.addresses else ()
@@ -116,6 +115,8 @@ class Vector(NamedTuple):
 
     def check_version(self) -> None:
         """Raise if the vector was modified after it was added."""
+        if torch.compiler.is_compiling():
+            return
         if self.version is not None and version_of(self.tensor) != self.version:
             raise _changed("a tensor that was added to them")
 

@@ -6,18 +6,14 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, is_jit_tracing
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops._torch_compat.derivatives import in_forward_ad
-from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.integrations._head_layers import Layer, addresses, is_parametrized, is_plain, versions
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 from torch_aclnn_ops.integrations._materializations import Materializations
-from torch_aclnn_ops.integrations._recipes import Recipe
-from torch_aclnn_ops.integrations._traced_logits import TracedLogits
 
 import torch
 from torch import Tensor, nn
@@ -65,22 +61,15 @@ def _forward(
     autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
     is_compiling = torch.compiler.is_compiling()
     read = None if is_compiling else versions(input, weight, bias)
-    is_traced = is_compiling or in_functorch_transform() or in_forward_ad() or is_jit_tracing()
-    places = () if is_traced else addresses(weight, bias)
+    places = () if is_compiling else addresses(weight, bias)
     layer = Layer(input, linear, weight, bias, read, autocast, places)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
-    logits = LogitSum((layer,), (), None, dtype, options)
     if not is_compiling:
         record.count_head()
-    if is_traced:
-        return TracedLogits(logits, "output", (layer,), {})
-    if not is_parametrized(linear):  # no optimizer has a weight that is computed
-        _watch(linear)
-    if modules_sharded_with(linear):
-        recipe = Recipe(logits, layer.output_of, (input,), {}, record, in_module=True)
-    else:
-        recipe = Recipe(logits, layer.output_of, (input, weight, bias), {}, record)
-    return LazyLogits.of(recipe)
+        # No optimizer has a weight that is computed.
+        if not (is_parametrized(linear) or in_functorch_transform()):
+            _watch(linear)
+    return LazyLogits(LogitSum((layer,), (), None, dtype, options), "output", (layer,), {}, record)
 
 
 def _watch(linear: nn.Linear) -> None:

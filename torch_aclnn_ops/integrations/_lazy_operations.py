@@ -131,33 +131,6 @@ NAMES: dict[Any, str] = {
     getattr(owner, name): name for owner in (Tensor, torch) for name in RULES if hasattr(owner, name)
 }
 
-# Metadata, which needs no logits.
-READS: set[Any] = {
-    *(
-        getattr(Tensor, name).__get__
-        for name in (
-            "shape dtype device layout ndim requires_grad is_leaf is_cpu is_cuda is_xpu is_mps is_meta is_sparse"
-            " is_quantized is_nested is_mkldnn is_sparse_csr itemsize grad grad_fn retains_grad"
-        ).split()
-    ),
-    *(
-        getattr(Tensor, name)
-        for name in (
-            "size dim ndimension numel nelement stride storage_offset is_contiguous is_floating_point is_complex"
-            " is_signed is_inference element_size get_device __len__ __hash__ type"
-        ).split()
-    ),
-    *(getattr(torch, name) for name in "numel is_floating_point is_complex is_signed is_inference".split()),
-}
-# Functions that need the gradient with respect to the logits.
-GRADIENTS: set[Any] = {
-    Tensor.register_hook,
-    Tensor.retain_grad,
-    Tensor.register_post_accumulate_grad_hook,
-    torch.autograd.grad,
-    torch.autograd.backward,
-}
-
 
 def name_of(function: Any) -> str:
     """Return the name of a function that ``__torch_function__`` receives."""

@@ -60,6 +60,13 @@ class LogitSum:
         """The logits' device."""
         return self.layers[0].input.device
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the logits depend on a tensor that requires a gradient."""
+        operands = [one for layer in self.layers for one in (layer.input, layer.weight, layer.bias)]
+        operands += [vector.tensor for vector in self.vectors]
+        return any(one is not None and one.requires_grad for one in operands)
+
     def probe(self) -> Tensor:
         """Return a meta tensor with the dtype, shape and strides of the logits."""
         whole = torch.empty(self.whole, dtype=self.dtype, device="meta")

@@ -11,7 +11,6 @@ from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._head_layers import is_plain
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
-from torch_aclnn_ops.integrations._traced_logits import TracedLogits, traced_tensor
 
 import torch
 from torch import nn
@@ -50,18 +49,18 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
 
     In training, ``model(input_ids, labels=labels).loss`` and its gradients are the same as without the patch. If the
     model, or its loss function, calls :func:`torch.nn.functional.cross_entropy`, the loss is computed by
-    :func:`torch_aclnn_ops.functional.linear_cross_entropy`. The ``logits`` of the output are a lazy tensor, which is
-    materialized at its first use; with a hook, ``retain_grad`` or ``autograd.grad(loss, logits)``, the backward pass
-    goes through the logits. Without labels, in ``eval()``, under ``no_grad`` and in ``generate``, the logits are
-    ordinary tensors.
+    :func:`torch_aclnn_ops.functional.linear_cross_entropy`. The ``logits`` of the output are lazy: functions and
+    methods of torch materialize them, and ``logits.materialize()`` is the tensor, which they are not themselves. As the
+    loss is computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. Without labels, in
+    ``eval()``, under ``no_grad`` and in ``generate``, the logits are ordinary tensors.
 
     The patch does not depend on the architecture: the linear layers of the head, ``get_output_embeddings()``, return
     lazy logits; if the head is an embedding, linear layers of the same shape do. Logits stay lazy under factors, a
     softcap, views of full rows, casts, and the sum of a head and its LoRA adapters; any other operation materializes
     them. If the loss needs the logits, one warning at the first step gives the reason. Call this function again after
     the head was replaced or adapters were added to it. The model is changed in place; its checkpoints do not change,
-    and a copy of the model is patched too. In compiled code, lazy logits are not tensors, and there are no warnings,
-    nor an error if they are read after the optimizer step, when they are those of the new weights.
+    and a copy of the model is patched too. In compiled code there are no warnings, nor an error if logits are read
+    after the optimizer step, when they are those of the new weights.
 
     Args:
         model: A ``transformers`` model with a language modelling head, or a PEFT model of one; before or after
@@ -264,13 +263,9 @@ def _warn(model: nn.Module, reason: str) -> None:
 def _real(output: Any) -> Any:
     """Return a model's output with real logits."""
     if isinstance(output, tuple):
-        return tuple(map(_materialized, output))
+        return tuple(map(materialized, output))
     if isinstance(output, dict):
         for name, value in output.items():
-            if isinstance(value, (LazyLogits, TracedLogits)):
-                output[name] = _materialized(value)
-    return _materialized(output)
-
-
-def _materialized(value: Any) -> Any:
-    return traced_tensor(materialized(value))
+            if isinstance(value, LazyLogits):
+                output[name] = materialized(value)
+    return materialized(output)
