@@ -20,6 +20,7 @@ ADAPTERS = {
     "LoRA": HEAD,
     "LoRA with dropout": {**HEAD, "lora_dropout": 0.3},
     "LoRA, scaled by the rank's root": {**HEAD, "use_rslora": True},
+    "LoRA on the head alone": {**HEAD, "target_modules": ["lm_head"]},
     "LoRA elsewhere": {"r": 4, "target_modules": ["q_proj"]},
     "the head saved": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
 }
