@@ -4,8 +4,8 @@ Each rank sends a summary of its arguments along with its statistics, so that al
 same error. If the values cannot be read, or only by synchronizing with a device, the results become nan instead.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 from zlib import crc32
 
 from torch_aclnn_ops._checks import values_are_readable
@@ -14,7 +14,6 @@ from torch_aclnn_ops._torch_compat.modes import assume_constant_result
 import torch
 from torch import Tensor
 
-REDUCTIONS = ("none", "mean", "sum")
 _EXACT = 2**24  # float32 represents all integers up to it
 _FEATURES = 4  # features compared per row
 _ROWS = 3  # rows compared
@@ -23,64 +22,48 @@ _TOLERANCE = 2.0**-4
 _WEIGHTS = ("token_weight", "weight")
 _NUMBERS = 3  # compared per weight
 _TOLERANCE_OF_WEIGHTS = 2.0**-8  # a weight of 16 bits, rounded once
-_OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass {instead} instead of process_group"
-_INSTEAD = {"linear_cross_entropy": "fsdp_module", "linear_kl_div": "the whole head"}
-
-
-_DESCRIPTIONS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
-    "rows": ("the number of rows of input", int, _OWN_ROWS),
-    "features": ("the number of features of input", int, ""),
-    "vocab_sizes": ("vocab_sizes", None, ""),
-    "reduction": ("reduction", lambda place: REDUCTIONS[int(place)], ""),
-    "label_smoothing": ("label_smoothing", lambda value: round(value, 6), ""),
-    "lse_square_scale": ("lse_square_scale", lambda value: round(value, 6), ""),
-    "softcap": ("softcap", lambda value: round(value, 6) or None, ""),
-    "temperature": ("temperature", lambda value: round(value, 6), ""),
-    "divergence": ("divergence", None, ""),
-    "beta": ("beta", lambda value: round(value, 6), ""),
-    "rows_per_chunk": ("the rows per chunk, from chunk_size or max_memory,", int, ""),
-    "has_gradients": ("whether a gradient is needed", bool, ""),
-    "teacher": ("the teacher", None, _OWN_ROWS),
-    "has_probabilities": ("whether target has probabilities", bool, ""),
-    "is_differentiated": ("whether input needs a gradient", bool, ""),
-    "reduce_input_grad": ("reduce_input_grad", bool, ""),
-    "zero_if_all_ignored": ("zero_if_all_ignored", bool, ""),
-    "has_token_weight": ("whether token_weight is given", bool, ""),
-    "has_weight": ("whether weight is given", bool, ""),
-    "token_weight": ("token_weight", None, ""),
-    "weight": ("weight", None, ""),
-    "target": ("target", None, _OWN_ROWS),
-    "input": ("input", None, _OWN_ROWS),
-}
 _PROBES = 2 * _ROWS * _FEATURES
 _ENTRIES = 9  # of linear_weight, compared between ranks
 
+ROWS = "the number of rows of input"
+_WORDS = ("none", "mean", "sum", "forward_kl", "reverse_kl", "jensen_shannon")
+_OF_ROWS = (ROWS, "input", "target", "teacher")
+_INSTEAD = {"linear_cross_entropy": "fsdp_module", "linear_kl_div": "the whole head"}
 
-class Call(Protocol):
-    """The arguments of a call as numbers, which must be the same on all ranks except for ``excess``, the last field.
-
-    ``excess`` is the number of rows of this rank's head minus its entry of vocab_sizes.
-    """
-
-    @property
-    def _fields(self) -> tuple[str, ...]: ...
-
-    def __iter__(self) -> Iterator[float]: ...
+# The arguments of a call that must be the same on all ranks, by their descriptions in errors. Sizes are hashed.
+Call = Mapping[str, Any]
 
 
 def size_of(call: Call) -> int:
     """Return the number of elements of a summary."""
-    return len(call._fields) + 1 + len(_WEIGHTS) * _NUMBERS + _ENTRIES + _PROBES
+    return len(call) + 2 + len(_WEIGHTS) * _NUMBERS + _ENTRIES + _PROBES
+
+
+def _encode(value: Any) -> Any:
+    """Return a number that float32 represents, and that is different for different values."""
+    if isinstance(value, str):
+        return _WORDS.index(value)
+    if isinstance(value, tuple):
+        return _hash(value)
+    return 0.0 if value is None else value
+
+
+def _decode(own: Any, name: str, number: float) -> object:
+    if isinstance(own, str):
+        return _WORDS[int(number)]
+    if name == "softcap":
+        return round(number, 6) or None
+    return round(number, 6) if isinstance(own, float) else type(own)(number)
 
 
 @assume_constant_result
-def hash_sizes(sizes: tuple[int, ...]) -> int:
-    """Return a hash of the shard sizes that float32 represents exactly."""
+def _hash(sizes: tuple[int, ...]) -> int:
     return crc32(repr(sizes).encode()) % _EXACT
 
 
 def summarize(
     call: Call,
+    excess: int,
     input: Tensor,
     shard: Tensor,
     target: Tensor | None,
@@ -90,8 +73,15 @@ def summarize(
 ) -> Tensor:
     """Return the summary of a call that a rank sends, of shape (size_of(call),); it is not differentiable.
 
-    ``shard`` is this rank's part of the head; ``target`` has class indices; ``other`` has floating-point values per
-    row, such as probabilities; ``weights`` are those of rows and of classes.
+    Args:
+        call: What must be the same on all ranks.
+        excess: The number of rows of this rank's head minus its entry of vocab_sizes.
+        input: The rows.
+        shard: This rank's part of the head.
+        target: Class indices of the rows.
+        other: Floating-point values of the rows, such as probabilities.
+        dtype: The dtype of the summary.
+        weights: Weights of rows and of classes.
     """
     probes = [_probe(rows, dtype) for rows in (input, other) if rows is not None]
     if other is None:
@@ -100,9 +90,10 @@ def summarize(
     if target is not None:
         places = torch.arange(target.shape[0], device=target.device)
         fingerprint = ((target.detach() + 2) * (2 * places + 1)).sum().remainder(_EXACT).reshape(1).to(dtype)
-    *same, excess = _constants(list(call), dtype, input.device).split((len(call._fields) - 1, 1))
-    numbers = [_numbers_of(weight, excess) for weight in weights]
-    return torch.cat([*same, fingerprint, excess, *numbers, _entries_of(shard, dtype), *probes])
+    values = [*map(_encode, call.values()), excess]
+    same, surplus = _constants(values, dtype, input.device).split((len(call), 1))
+    numbers = [_numbers_of(weight, surplus) for weight in weights]
+    return torch.cat([same, fingerprint, surplus, *numbers, _entries_of(shard, dtype), *probes])
 
 
 def _entries_of(shard: Tensor, dtype: torch.dtype) -> Tensor:
@@ -159,7 +150,7 @@ def compare_summaries(
         ValueError: The summaries do not match, and the values can be read.
     """
     spread = summaries.amax(0) - summaries.amin(0)
-    same = len(call._fields)
+    same = len(call) + 1  # with the fingerprint of the targets
     allowed = summaries[:, -_PROBES:].reshape(-1, 2, _PROBES // 2).abs().amax((0, 2)) * _TOLERANCE
     of_weights = slice(same + 1, same + 1 + len(_WEIGHTS) * _NUMBERS)
     entries = summaries[:, of_weights.stop : of_weights.stop + _ENTRIES]
@@ -181,13 +172,18 @@ def compare_summaries(
     if not values_are_readable(summaries):
         return torch.ones_like(spread[0]).masked_fill(differs.any(), torch.nan)
     if differs.any():
-        labels = (*call._fields[:-1], "target", "excess", *_WEIGHTS, *names, "linear_weight")
-        _raise_difference(function, labels, summaries.tolist(), differs.tolist(), sizes)
+        labels = (*call, "target", "excess", *_WEIGHTS, *names, "linear_weight")
+        _raise_difference(function, call, labels, summaries.tolist(), differs.tolist(), sizes)
     return None
 
 
 def _raise_difference(
-    function: str, labels: Sequence[str], summaries: list[list[float]], differs: list[bool], sizes: tuple[int, ...]
+    function: str,
+    call: Call,
+    labels: Sequence[str],
+    summaries: list[list[float]],
+    differs: list[bool],
+    sizes: tuple[int, ...],
 ) -> NoReturn:
     place = differs.index(True)
     name = labels[place]
@@ -203,19 +199,21 @@ def _raise_difference(
             f"{function}: linear_weight must be this rank's shard of the head, but it is the same on every rank of"
             f" process_group, with {sizes[0]} rows; pass head.chunk(world_size)[rank]"
         )
-    is_number = place < labels.index("excess")
-    raise_mismatch(function, name, [numbers[place] for numbers in summaries] if is_number else ())
+    own = call[name] if place < len(call) else None
+    has_values = place < len(call) and not isinstance(own, tuple)
+    _raise_mismatch(function, name, [_decode(own, name, of_rank[place]) for of_rank in summaries] if has_values else [])
 
 
-def raise_mismatch(function: str, name: str, numbers: Sequence[float] = ()) -> NoReturn:
-    """Raise for an argument that differs between ranks; the message has its values if they can be decoded."""
-    what, decode, hint = _DESCRIPTIONS[name]
+def _raise_mismatch(function: str, name: str, values: Sequence[object]) -> NoReturn:
     described = "it is not"
-    if decode is not None:
-        rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
-        described = f"it is {decode(numbers[0])!r} on rank 0 and {decode(numbers[rank])!r} on rank {rank}"
-    hint = hint.format(instead=_INSTEAD[function])
-    raise ValueError(f"{function}: {what} must be the same on every rank of process_group, but {described}{hint}")
+    if values:
+        rank = next(rank for rank, value in enumerate(values) if value != values[0])
+        described = f"it is {values[0]!r} on rank 0 and {values[rank]!r} on rank {rank}"
+    if name in _OF_ROWS:
+        described += (
+            f"; if every rank has its own rows, as with FSDP2, pass {_INSTEAD[function]} instead of process_group"
+        )
+    raise ValueError(f"{function}: {name} must be the same on every rank of process_group, but {described}")
 
 
 def check_messages(function: str, kind: dict[str, int], gathered: Any) -> None:
@@ -226,14 +224,7 @@ def check_messages(function: str, kind: dict[str, int], gathered: Any) -> None:
         kind: what determines the number of values per row, and its values on this rank.
         gathered: per rank, the rows of the head, the rows of the input, and the values of ``kind``.
     """
-    _, rows, *values = zip(*gathered, strict=True)
-    if len(set(rows)) > 1:
-        raise_mismatch(function, "rows", rows)
-    for (name, own), numbers in zip(kind.items(), values, strict=True):
+    _, *columns = zip(*gathered, strict=True)
+    for (name, own), numbers in zip({ROWS: 0, **kind}.items(), columns, strict=True):
         if len(set(numbers)) > 1:
-            rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
-            first, other = (type(own)(number) for number in (numbers[0], numbers[rank]))
-            raise ValueError(
-                f"{function}: {name} must be the same on every rank of process_group, but it is {first} on rank 0 and"
-                f" {other} on rank {rank}"
-            )
+            _raise_mismatch(function, name, [type(own)(number) for number in numbers])

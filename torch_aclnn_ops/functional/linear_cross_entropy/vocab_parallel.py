@@ -7,12 +7,12 @@ rank computes those of the full vocabulary.
 import math
 from collections.abc import Collection
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops.functional._head.agreement import REDUCTIONS, compare_summaries, hash_sizes, size_of, summarize
+from torch_aclnn_ops.functional._head.agreement import ROWS, Call, compare_summaries, size_of, summarize
 from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, raise_if_compiled_transform
 from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
@@ -27,26 +27,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 _LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 represents all integers up to it
-
-
-class Call(NamedTuple):
-    """What every process must say of a call, in numbers; but for ``excess``, the same on all."""
-
-    rows: int
-    features: int
-    vocab_sizes: int  # a hash
-    reduction: int  # place in REDUCTIONS
-    label_smoothing: float
-    lse_square_scale: float
-    softcap: float  # 0 for none
-    temperature: float
-    has_probabilities: bool
-    reduce_input_grad: bool
-    is_differentiated: bool  # by the input, whose gradient is reduced
-    zero_if_all_ignored: bool
-    has_token_weight: bool
-    has_weight: bool
-    excess: int  # of this rank's rows of the head over those of vocab_sizes
 
 
 def messages_of(given: TorchArguments, outputs: object) -> Messages:
@@ -93,7 +73,7 @@ def vocab_parallel_statistics(
     call = _call(inputs, shards, reduce_input_grad, loss_options, weights)
     is_soft, dtype = inputs.target.is_floating_point(), _message_dtype(inputs, shards)
     hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
-    summary = summarize(call, inputs.input, inputs.linear_weight, hard, soft, dtype, weights)
+    summary = summarize(call, shards.excess, inputs.input, inputs.linear_weight, hard, soft, dtype, weights)
     local, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
     found, target_probability_sums, factor = _gather_statistics(
         statistics(local), target_probability_sum, call, summary, shards
@@ -116,27 +96,28 @@ def _call(
     weights: tuple[Tensor | None, Tensor | None],
 ) -> Call:
     options, input = inputs.options, inputs.input
-    reduction, smoothing, square_scale, zero = "none", 0.0, 0.0, False
+    call: dict[str, Any] = {
+        ROWS: input.shape[0],
+        "the number of features of input": input.shape[1],
+        "vocab_sizes": shards.sizes,
+        "softcap": options.softcap,
+        "temperature": options.temperature,
+        "whether target has probabilities": inputs.target.is_floating_point(),
+        "reduce_input_grad": reduce_input_grad,
+        "whether input needs a gradient": _reduces_gradient(input, reduce_input_grad),
+        "whether token_weight is given": weights[0] is not None,
+        "whether weight is given": weights[1] is not None,
+    }
     if loss_options is not None:
-        reduction, smoothing = loss_options.reduction, loss_options.label_smoothing
-        square_scale, zero = loss_options.lse_square_scale, loss_options.zero_if_all_ignored
-    return Call(
-        input.shape[0],
-        input.shape[1],
-        hash_sizes(shards.sizes),
-        REDUCTIONS.index(reduction),
-        smoothing,
-        square_scale,
-        options.softcap or 0.0,
-        options.temperature,
-        inputs.target.is_floating_point(),
-        reduce_input_grad,
-        reduce_input_grad and (in_functorch_transform() or any_differentiated([input])),
-        zero,
-        weights[0] is not None,
-        weights[1] is not None,
-        shards.excess,
-    )
+        call["reduction"] = loss_options.reduction
+        call["label_smoothing"] = loss_options.label_smoothing
+        call["lse_square_scale"] = loss_options.lse_square_scale
+        call["zero_if_all_ignored"] = loss_options.zero_if_all_ignored
+    return call
+
+
+def _reduces_gradient(input: Tensor, reduce_input_grad: bool) -> bool:
+    return reduce_input_grad and (in_functorch_transform() or any_differentiated([input]))
 
 
 def _message_dtype(inputs: Inputs, shards: VocabularyShards) -> torch.dtype:
@@ -172,7 +153,7 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
     local = Inputs(inputs.input, weight, bias, target, class_weight, options, inputs.requested)
     if not torch.compiler.is_compiling():
         local = local._replace(kernels=choose_kernels(local))
-    if reduce_input_grad and (in_functorch_transform() or any_differentiated([inputs.input])):
+    if _reduces_gradient(inputs.input, reduce_input_grad):
         # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
         if local.kernels is None:  # the choice of the compiled operator is not known yet
             is_fused = inputs.input.device.type == "npu" and not is_disabled()

@@ -1,35 +1,13 @@
 """Whether the processes that share a vocabulary make the same call."""
 
-from typing import NamedTuple
-
 from torch_aclnn_ops._autograd.derivatives import any_differentiated
-from torch_aclnn_ops.functional._head.agreement import REDUCTIONS, compare_summaries, hash_sizes, summarize
+from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, summarize
 from torch_aclnn_ops.functional._head.collectives import gather_constant
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
-from torch_aclnn_ops.functional.linear_kl_div.divergences import DIVERGENCES
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs
 
 import torch
 from torch import Tensor
-
-
-class _Call(NamedTuple):
-    """Numbers that describe a call; all but ``excess`` must be the same on every process."""
-
-    rows: int
-    features: int
-    vocab_sizes: int  # a hash
-    reduction: int  # place in REDUCTIONS
-    divergence: int  # place in DIVERGENCES
-    beta: float
-    temperature: float
-    rows_per_chunk: int
-    reduce_input_grad: bool
-    is_differentiated: bool  # by the input, whose gradient is reduced
-    zero_if_all_ignored: bool
-    has_token_weight: bool
-    has_gradients: bool  # by anything
-    excess: int  # of this rank's rows of the head over those of vocab_sizes
 
 
 def check_agreement(
@@ -54,25 +32,31 @@ def check_agreement(
             " so that the graph breaks at this call"
         )
     input, measure, logits = inputs.input, inputs.options.measure, inputs.options.logits
-    call = _Call(
-        input.shape[0],
-        input.shape[1],
-        hash_sizes(shards.sizes),
-        REDUCTIONS.index(reduction),
-        DIVERGENCES.index(measure.divergence),
-        measure.beta,
-        logits.temperature,
-        inputs.tile(input.shape[0]).rows_per_chunk,
-        inputs.reduce_input_grad,
-        inputs.reduce_input_grad and any_differentiated([input]),
-        zero_if_all_ignored,
-        token_weight is not None,
-        any_differentiated(inputs.student),
-        shards.excess,
-    )
+    call = {
+        ROWS: input.shape[0],
+        "the number of features of input": input.shape[1],
+        "vocab_sizes": shards.sizes,
+        "reduction": reduction,
+        "divergence": measure.divergence,
+        "beta": measure.beta,
+        "temperature": logits.temperature,
+        "the rows per chunk, from chunk_size or max_memory,": inputs.tile(input.shape[0]).rows_per_chunk,
+        "reduce_input_grad": inputs.reduce_input_grad,
+        "whether input needs a gradient": inputs.reduce_input_grad and any_differentiated([input]),
+        "zero_if_all_ignored": zero_if_all_ignored,
+        "whether token_weight is given": token_weight is not None,
+        "whether a gradient is needed": any_differentiated(inputs.student),
+    }
     weights = token_weight, None
     numbers = summarize(
-        call, input, inputs.linear_weight, inputs.target, _of_teacher(inputs), inputs.loss_dtype(), weights
+        call,
+        shards.excess,
+        input,
+        inputs.linear_weight,
+        inputs.target,
+        _of_teacher(inputs),
+        inputs.loss_dtype(),
+        weights,
     )
     summaries = gather_constant(numbers, shards.members)
     factor = compare_summaries(NAME, call, summaries, shards.sizes, ("input", "teacher"))
