@@ -116,12 +116,12 @@ class EmaOptimizer(Optimizer):
         """
         _check_is_module("ema_state_dict", model)
         check_bool("ema_state_dict", "full_state_dict", full_state_dict)
-        contents, failure = self._gathered_state_dict(ShardedModel(model), full_state_dict)
+        contents, failure = self._copied_state_dict(ShardedModel(model), full_state_dict)
         if failure is not None:
             raise failure
         return contents
 
-    def _gathered_state_dict(self, model: ShardedModel, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
+    def _copied_state_dict(self, model: ShardedModel, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
         """Return :meth:`ema_state_dict`, and the exception of this rank, if any, after all ranks have gathered."""
         if not model.has_fsdp1:  # for FSDP1 the swap checks the parameters after resharding
             check_memory(self.param_groups, self.state)
@@ -133,18 +133,7 @@ class EmaOptimizer(Optimizer):
         with self.swap_ema_params(model.module) if has_others else nullcontext():
             if has_others:
                 model.read_state_dict()
-            if is_full and model.is_sharded:
-                return model.gather_ema_params(states)
-            contents = model.state_dict()
-            copies: dict[int, Tensor] = {}  # tied weights share one
-            for name, value in contents.items():
-                if isinstance(value, Tensor):
-                    if id(value) not in copies:
-                        weights = states.get(value, {}).get("ema_params", value)
-                        # The model may have been moved after the last step.
-                        copies[id(value)] = weights.detach().to(value.device, value.dtype, copy=True)
-                    contents[name] = copies[id(value)]
-            return contents, None
+            return model.ema_state_dict(states, is_full)
 
     @torch.no_grad()
     @outside_swap
@@ -172,7 +161,7 @@ class EmaOptimizer(Optimizer):
                 f"FusedEmaAdam.save_ema_model: path must be a str or an os.PathLike, but it is {describe(path)}"
             )
         sharded_model = ShardedModel(model)
-        contents, failure = self._gathered_state_dict(sharded_model, True)
+        contents, failure = self._copied_state_dict(sharded_model, True)
         sharded_model.save_on_one_rank(contents, path, failure)
 
     @torch.no_grad()

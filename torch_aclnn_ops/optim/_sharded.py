@@ -108,41 +108,45 @@ class ShardedModel:
         own = set(map(id, chain(self.module.parameters(), self.module.buffers())))
         return any(isinstance(value, Tensor) and id(value) not in own for value in self._contents.values())
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the model with the parameters themselves, except for FSDP1, which returns copies."""
-        return self.module.state_dict(keep_vars=True) if self.has_fsdp1 else self._contents
-
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters, as an optimizer has them."""
         if self.has_fsdp1 or self.has_converted_entries():
             return list(self.module.parameters())
         return [value for value in self._contents.values() if isinstance(value, nn.Parameter)]
 
-    def gather_ema_params(self, states: Mapping[Tensor, Any]) -> tuple[dict[str, Any], Exception | None]:
-        """Gather the full state dict, with EMA weights in place of the parameters, on the CPU of the first rank.
+    def ema_state_dict(self, states: Mapping[Tensor, Any], is_full: bool) -> tuple[dict[str, Any], Exception | None]:
+        """Copy the state dict, with EMA weights in place of the parameters.
 
         Args:
             states: The optimizer's states; none if the parameters are swapped, which FSDP1 needs.
+            is_full: Gather full tensors on the CPU of the first rank, if the model is sharded.
 
         Returns:
-            The state dict, which is empty on the other ranks, and the exception of this rank, if any. It is not raised
-            immediately, because the other ranks would wait for this one in a collective.
+            The state dict, which is empty on the other ranks if they gather, and the exception of this rank, if any. It
+            is not raised immediately, because the other ranks would wait for this one in a collective.
         """
-        if self.has_fsdp1:
+        gathers = is_full and self.is_sharded
+        if gathers and self.has_fsdp1:
             return self._gather_fsdp1(), None
+        # That of FSDP1 has copies of the parameters.
+        contents = self.module.state_dict(keep_vars=True) if self.has_fsdp1 else self._contents
         copies: dict[int, Any] = {}  # tied weights share one
         failure: Exception | None = None
-        for name, value in self._contents.items():
+        for name, value in contents.items():
             if isinstance(value, Tensor) and id(value) not in copies:
-                full = _full_tensor(states.get(value, {}).get("ema_params", value).detach().to(value.dtype))
+                weights = states.get(value, {}).get("ema_params", value).detach()
+                if gathers:
+                    weights = _full_tensor(weights.to(value.dtype))
                 copies[id(value)] = None
-                if self._is_first and failure is None:
-                    try:
-                        copies[id(value)] = full.to("cpu", copy=True)
+                if self._is_first or not gathers:
+                    try:  # the model may have been moved after the last step
+                        device = torch.device("cpu") if gathers else value.device
+                        copies[id(value)] = weights.to(device, value.dtype, copy=True)
                     except (RuntimeError, MemoryError) as error:
-                        failure = error
-            self._contents[name] = copies.get(id(value), value)
-        return self._contents if self._is_first and failure is None else {}, failure
+                        failure = failure or error
+            contents[name] = copies.get(id(value), value)
+        is_empty = failure is not None or (gathers and not self._is_first)
+        return {} if is_empty else contents, failure
 
     def _gather_fsdp1(self) -> dict[str, Any]:
         # Imported here, because it takes half as long as importing torch.
