@@ -133,6 +133,12 @@ def test_the_layout_of_contributing_names_what_exists() -> None:
     assert "<operator>.py" in names and "nn.py" in names
 
 
+def test_nine_files_of_at_most_3000_lines_are_to_be_read_first() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Read first\n")[1].split("\n## ")[0]
+    files = [ROOT / name for name in re.findall(r"^\d\. `(.*?)`", section, re.MULTILINE)]
+    assert len(files) == 9 and sum(len(file.read_text().splitlines()) for file in files) <= 3000
+
+
 def test_the_package_imports_nothing_of_the_host_npu() -> None:
     nodes = [node for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text()))]
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
