@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch_aclnn_ops import disabled, explain, report
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -168,18 +166,6 @@ def test_replaced_data_of_flattened_gradients_is_used():
             optimizer.step()
         weights.append(weight.tolist())
     assert weights[0] == weights[1]
-
-
-@pytest.mark.simulator
-def test_parameters_are_flattened_again_once_they_have_no_alias():
-    weights, optimizer = many(8, torch.float32, flatten=True)
-    assert launches_of(optimizer.step) == 1
-    alias = weights[3].detach()
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert launches_of(optimizer.step) == 2  # one for the parameter with an alias
-    assert torch.equal(alias, weights[3].detach())
-    del alias
-    assert [launches_of(optimizer.step) for _ in range(2)] == [1, 1]
 
 
 @pytest.mark.simulator
@@ -434,23 +420,6 @@ def test_steps_of_a_disabled_package_launch_nothing_and_give_the_same_weights(is
     assert_all_close(on_the_cpu(weights_of(model)), on_the_cpu(weights_of(expected)), 1e-6)
 
 
-def test_gradients_that_the_program_aliases_are_neither_replaced_nor_overwritten():
-    results, kept = [], []
-    for flatten in (True, False):
-        weights = [nn.Parameter(torch.ones(8, device="npu") * i) for i in range(3)]
-        optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=flatten)
-        filled = torch.ones(8, device="npu")
-        weights[0].grad = filled.detach()
-        for value in (1.0, 2.0, 3.0):
-            filled.fill_(-value)
-            weights[1].grad, weights[2].grad = (torch.full((8,), value, device="npu") for _ in range(2))
-            optimizer.step()
-            kept.append(weights[1].grad.detach())
-        results.append(on_the_cpu(weights_of(nn.ParameterList(weights)) + states_of(optimizer)))
-    assert_all_close(*results, 1e-6)
-    assert [grad.cpu().unique().tolist() for grad in kept] == [[1.0], [2.0], [3.0]] * 2
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_averages_restart_from_the_weights_if_the_states_were_moved_to_the_host(dtype):
     model, optimizer = trained("npu", dtype, 2)
@@ -461,12 +430,11 @@ def test_averages_restart_from_the_weights_if_the_states_were_moved_to_the_host(
     assert_all_equal(on_the_cpu(averages), on_the_cpu(weights_of(model)))
 
 
-@each_flatten
 @pytest.mark.parametrize("which", [slice(None), slice(1, 2), slice(4, 5)], ids=["all states", "one state", "another"])
-def test_states_with_new_data_are_used(which, flatten):
+def test_states_with_new_data_are_used(which):
     results = []
     for replaces in (True, False):
-        model, optimizer = trained("npu", torch.bfloat16, 2, flatten=flatten)
+        model, optimizer = trained("npu", torch.bfloat16, 2)
         tensors = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "ema_params")]
         aliases = [tensor.detach() for tensor in tensors]  # that hold the old data
         for tensor in tensors[which]:

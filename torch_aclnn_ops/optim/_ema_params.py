@@ -9,12 +9,13 @@ from torch_aclnn_ops._checks import check_bool, describe
 from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.lists import local
 from torch_aclnn_ops.optim import _checkpoints
-from torch_aclnn_ops.optim._counts import Captures
-from torch_aclnn_ops.optim._flat_group import FlatGroup
-from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
 from torch_aclnn_ops.optim._sharded import ShardedModel
-from torch_aclnn_ops.optim._states import (
+from torch_aclnn_ops.optim._swap import Swap, outside_swap
+from torch_aclnn_ops.optim.captures import Captures
+from torch_aclnn_ops.optim.flat import FlatGroup
+from torch_aclnn_ops.optim.memory import Placement, check_memory
+from torch_aclnn_ops.optim.state import (
     CachedState,
     dtype_of_states,
     normalize_state,
@@ -22,7 +23,6 @@ from torch_aclnn_ops.optim._states import (
     sync_master_from_param,
     warn_of_missing_ema_params,
 )
-from torch_aclnn_ops.optim._swap import Swap, outside_swap
 
 import torch
 from torch import Tensor, nn

@@ -18,7 +18,7 @@ from torch_aclnn_ops._torch_compat.fsdp import (
 )
 from torch_aclnn_ops._torch_compat.public import synchronize
 from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
-from torch_aclnn_ops.optim._states import describe_params
+from torch_aclnn_ops.optim.state import describe_params
 
 import torch
 from torch import Tensor, nn

@@ -7,21 +7,20 @@ from typing import Any, NamedTuple, overload
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
-from torch_aclnn_ops.optim import _steps
+from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim._ema_params import EmaOptimizer
-from torch_aclnn_ops.optim._flat import FlatBuffer, Run
-from torch_aclnn_ops.optim._flat_group import FlatGroup
-from torch_aclnn_ops.optim._memory import check_memory, check_params
 from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
-from torch_aclnn_ops.optim._states import (
+from torch_aclnn_ops.optim._swap import check_outside_swap, outside_swap
+from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_ema_params
+from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
+from torch_aclnn_ops.optim.memory import check_memory, check_params, keep_once
+from torch_aclnn_ops.optim.state import (
     CachedState,
     dtype_of_states,
     has_state,
     init_missing_state,
     sync_masters_from_params,
 )
-from torch_aclnn_ops.optim._swap import check_outside_swap, outside_swap
-from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_ema_params
 
 import torch
 from torch import Tensor
@@ -91,8 +90,9 @@ class FusedEmaAdam(EmaOptimizer):
         master_weights: Keep float32 weights and states for 16-bit parameters, instead of states of their dtype.
         ema_without_grad: Also update the EMA of parameters that have no gradient in a step.
         flatten: Keep weights, gradients and states of a group in one contiguous buffer each, for one launch per buffer
-            on an NPU instead of one per parameter. Parameters become views of it in the first step, except those that
-            share their storage with another tensor, those of FSDP1, and tensor subclasses.
+            on an NPU instead of one per parameter. Parameters and gradients become views of it in the first step; what
+            you assign later is copied in. Those that share their storage with another tensor, those of FSDP1, and
+            tensor subclasses are not flattened.
 
     Raises:
         TypeError: ``params`` or an option has the wrong type, or an option is unknown or supported by torch only.
@@ -181,7 +181,8 @@ class FusedEmaAdam(EmaOptimizer):
         if isinstance(param_group, dict):
             self._check_keys(param_group, self._flatten)
             options_of({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        super().add_param_group(param_group)  # it warns of a parameter that is listed twice
+        keep_once(self.param_groups[-1])
         if any(map(is_in_fsdp1_unit, self.param_groups[-1]["params"])):
             # ShardedGradScaler agrees on infs with the other ranks only where it unscales the gradients itself.
             self._step_supports_amp_scaling = False
@@ -242,7 +243,7 @@ class FusedEmaAdam(EmaOptimizer):
         if is_compiling:
             self._captures.has_compiled = True
         else:
-            self._captures.observe(self.param_groups, have_moved)
+            self._captures.observe(self.param_groups, [schedule for _, schedule in parsed], have_moved)
         work = self._prepare(parsed, have_moved)
         if not is_compiling and not any(one.tensors.params or any(runs for _, runs in one.runs) for one in work):
             _steps.log_that_nothing_is_updated()
@@ -275,13 +276,15 @@ class FusedEmaAdam(EmaOptimizer):
     def _prepare_flat(self, i: int, options: Options, have_moved: bool, work: Work) -> list[Tensor]:
         """Gather the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
-        if flat_group is None or not flat_group.is_current(group, self.state, have_moved):
-            self._captures.before_new_states()
+        if flat_group is None or not flat_group.fits(group, have_moved):
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
-            flat_group.replace_params()
+        if not flat_group.are_views(self.state, have_moved):
+            self._captures.before_new_states()
+            for buffer in flat_group.buffers:
+                buffer.take_params_and_states()
         for buffer in flat_group.buffers:
-            buffer.counts.observe(options.found_inf, self._captures)
-            work.runs.append((buffer, buffer.gather(self._captures)))
+            work.runs.append((buffer, buffer.gather(self._captures.is_capturing)))
+            buffer.counts.are_exact &= self._captures.are_counts_known(options.found_inf)
             work.steps.append(buffer.steps)
             if group["ema_without_grad"]:
                 for listed, from_buffer in zip(work.without_grad, buffer.without_grad(), strict=True):
@@ -295,7 +298,8 @@ class FusedEmaAdam(EmaOptimizer):
             if work.tensors.params and torch.compiler.is_compiling():
                 _steps.step_lists(work.tensors, options, schedule)
             elif work.tensors.params:
-                _steps.step_cached(self._cached[i], work.tensors, options, schedule, self._captures)
+                self._cached[i].counts.are_exact &= self._captures.are_counts_known(options.found_inf)
+                _steps.step_cached(self._cached[i], work.tensors, options, schedule)
         steps = [step for work in all_work for step in work.steps]
         for work, (options, schedule) in zip(all_work, parsed, strict=True):
             if work.without_grad.ema_params:

@@ -2,57 +2,57 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
-from operator import attrgetter, is_
+from collections.abc import Iterator, Mapping, Sequence
+from operator import eq, is_
 from typing import Any
 
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
-from torch_aclnn_ops.optim._states import TENSOR_STATES
+from torch_aclnn_ops.optim.state import TENSOR_STATES
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 _Groups = Sequence[dict[str, Any]]
-_shape_of: Callable[[Tensor], object] = attrgetter("shape")
-_dtype_of: Callable[[Tensor], object] = attrgetter("dtype")
 
 
 class Placement:
-    """A snapshot of the addresses, dtypes and shapes of an optimizer's parameters."""
+    """A snapshot of the addresses, strides and sizes of an optimizer's parameters."""
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
-        self._types: list[type] = []
         self._plain: list[Tensor] = []
         self._others: list[Tensor] = []
-        self._found: list[object] = []
+        self._addresses: list[int] = []
+        self._numels: list[int] = []
+        self._strides: list[object] = []
+        self._locations: list[object] = []
 
     def remember(self, groups: _Groups) -> None:
         """Take a snapshot of the parameters."""
         self._params = [param for group in groups for param in group["params"]]
-        self._types = list(map(type, self._params))
         self._plain, self._others = [], []
         for param in self._params:
             is_usual = is_plain(param) and _has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)
-        self._found = self._snapshot()
+        self._addresses = list(map(Tensor.data_ptr, self._plain))
+        self._numels = list(map(Tensor.numel, self._plain))
+        self._strides = list(map(Tensor.stride, self._plain))
+        self._locations = list(map(_location, self._others))
 
     def is_current(self, groups: _Groups) -> bool:
         """Return whether the parameters match the snapshot."""
         params = [param for group in groups for param in group["params"]]
+        # Compared one by one: thousands of tuples that live at the same time start Python's garbage collector. The
+        # address implies the device and the dtype; without other strides or numels no shape is another.
         return (
             len(params) == len(self._params)
             and all(map(is_, params, self._params))
-            and list(map(type, params)) == self._types
-            and self._snapshot() == self._found
+            and all(map(eq, map(Tensor.data_ptr, self._plain), self._addresses))
+            and all(map(eq, map(Tensor.numel, self._plain), self._numels))
+            and all(map(eq, map(Tensor.stride, self._plain), self._strides))
+            and all(map(eq, map(_location, self._others), self._locations))
         )
-
-    def _snapshot(self) -> list[object]:
-        # In C code where possible, as it runs in every step. The address implies the device, if there is one.
-        usual = (map(look, self._plain) for look in (Tensor.data_ptr, _shape_of, _dtype_of))
-        return [*chain.from_iterable(usual), *map(_location, self._others)]
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -65,6 +65,14 @@ def _has_memory(tensor: Tensor) -> bool:
 def _location(param: Tensor) -> object:
     tensor = local(param)
     return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if _has_memory(tensor) else None
+
+
+def keep_once(group: dict[str, Any]) -> None:
+    """Remove the repetitions of parameters from a group: a step updates each of them once."""
+    first = {id(param): i for i, param in reversed(list(enumerate(group["params"])))}
+    for name in ("params", "param_names"):
+        if name in group:
+            group[name] = [group[name][i] for i in sorted(first.values())]
 
 
 def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:

@@ -13,11 +13,9 @@ from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is_dtensor, is_plain, mark_modified
-from torch_aclnn_ops.optim._counts import Captures
-from torch_aclnn_ops.optim._flat import FlatBuffer, Run
-from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
-from torch_aclnn_ops.optim._states import CachedState, has_state
+from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
+from torch_aclnn_ops.optim.state import CachedState, has_state
 
 import torch
 from torch import Tensor
@@ -159,33 +157,27 @@ def _upcast(tensors: TensorLists) -> list[Tensor]:
     return grads
 
 
-def step_cached(
-    cached: CachedState,
-    tensors: TensorLists,
-    options: Options,
-    schedule: EmaSchedule,
-    captures: Captures,
-) -> None:
+def step_cached(cached: CachedState, tensors: TensorLists, options: Options, schedule: EmaSchedule) -> None:
     """Update parameters of a group that are not flattened."""
     counts = cached.counts
-    counts.observe(options.found_inf, captures)
     # On a CPU the counts are read without a synchronization. Those of several devices are not read.
     devices = set() if schedule.is_constant or not counts.are_exact else {step.device for step in cached.lists[3]}
     if len(devices) != 1 or tensors.steps[0].is_cpu:
         step_lists(tensors, options, schedule)
     else:
         counts.read()
-        places = counts.places_of(tensors.steps)
-        values = [counts.values[i] for i in places]
+        places = {id(step): i for i, step in enumerate(cached.lists[3])}
+        stepped = [places[id(step)] for step in tensors.steps]
+        values = [counts.values[i] for i in stepped] if counts.are_exact else []
         counts.forget()
         step_lists(tensors, options, schedule, values)
-        counts.record(places)
+        counts.record(stepped)
     cached.record_versions()
 
 
 def step_buffer(buffer: FlatBuffer, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
     """Update the parameters of a buffer that have gradients, as a few long tensors."""
-    counts = [buffer.counts.values[run.members.start] for run in runs] if buffer.counts.are_exact else ()
+    counts = [buffer.counts.values[run.members.start] for run in runs] if buffer.counts.are_exact else []
     buffer.begin(runs)
     tensors = TensorLists([], [], [], [], [], [], [])
     for run in runs:

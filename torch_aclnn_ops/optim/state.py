@@ -1,16 +1,16 @@
 """The state of a parameter: its tensors, their dtypes, initialization and caching."""
 
+import itertools
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, MutableMapping, Sequence
-from itertools import chain, repeat
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any
 from weakref import ReferenceType, ref
 
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
-from torch_aclnn_ops.optim._counts import StepCounts
 
 import torch
 from torch import Tensor
@@ -158,16 +158,22 @@ class CachedState:
         params: The parameters. Those that were never updated have no state.
         states: The optimizer's states, initialized by :func:`init_missing_state`.
         master_weights: The group's option.
+        joins_steps: Join step counts on an NPU; those of flattened parameters are in a buffer of their own.
     """
 
     def __init__(
-        self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], master_weights: bool = True
+        self,
+        params: Sequence[Tensor],
+        states: MutableMapping[Tensor, Any],
+        master_weights: bool = True,
+        joins_steps: bool = True,
     ) -> None:
         self._all_params, self._states, self._master_weights = list(params), states, master_weights
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
-        _join_steps(found)
+        if joins_steps:
+            _join_steps(found)
         self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
         self.has_masters = not all(map(is_, self.masters, self.params))
         self._names = ["exp_avg", "exp_avg_sq", "ema_params", "step"]
@@ -175,20 +181,11 @@ class CachedState:
         self.counts = StepCounts(self.lists[3])
         if self.has_masters:
             self._names.append("master_params")
-        self._found = self._snapshot()
+        self._dicts, self._tensors = found, list(chain.from_iterable(map(dict.values, found)))
         self._versions: list[int] = []
         # Data of the parameters with master weights: a new storage may have the address of a freed one.
         self._storages: list[ReferenceType[torch.UntypedStorage]] = []
         self._strides: list[tuple[int, ...]] = []
-
-    def _snapshot(self) -> list[object]:
-        """Return the objects that must be unchanged for the cache to be valid: the states and their tensors."""
-        states = list(map(self._states.get, self._all_params))
-        dicts = [state for state in states if state is not None]
-        found: list[object] = states[:]
-        for name in self._names:
-            found += map(dict.get, dicts, repeat(name))
-        return found
 
     def is_current(
         self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], master_weights: bool = True
@@ -198,12 +195,13 @@ class CachedState:
             return False
         if not all(map(is_, params, self._all_params)):
             return False
-        found = self._snapshot()
-        return len(found) == len(self._found) and all(map(is_, found, self._found))
-
-    def addresses(self) -> list[int]:
-        """Return the addresses of the data of the states."""
-        return list(map(Tensor.data_ptr, chain(*self.lists, self.masters if self.has_masters else ())))
+        found = [state for state in map(states.get, params) if state is not None]
+        return (
+            len(found) == len(self._dicts)
+            and all(map(is_, found, self._dicts))
+            and sum(map(len, found)) == len(self._tensors)
+            and all(map(is_, chain.from_iterable(map(dict.values, found)), self._tensors))
+        )
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
@@ -216,6 +214,10 @@ class CachedState:
         if any(param.is_cpu and param.untyped_storage().is_shared() for param in map(local, self.params)):
             return True  # other processes write without a new version
         return self._versions != self._current_versions() or not self._has_same_data()
+
+    def forget_versions(self) -> None:
+        """Forget the data of parameters with master weights, because the program has replaced it."""
+        self._versions = []
 
     def record_versions(self) -> None:
         """Record the data of parameters with master weights, after the optimizer has written to them."""
@@ -237,3 +239,50 @@ class CachedState:
         return self._strides == list(map(Tensor.stride, shards)) and all(
             storage() is shard.untyped_storage() for storage, shard in zip(self._storages, shards, strict=True)
         )
+
+
+class StepCounts:
+    """Step counts of parameters as known on the host without synchronization: equal values mean equal counts.
+
+    While ``are_exact``, the values are the counts themselves. They are not once a device may have skipped a step, a
+    graph may have repeated one, or something else has written to the counts on a device.
+
+    Args:
+        steps: Tensors of one or several step counts.
+    """
+
+    _new_values = itertools.count(2**63)  # no step count is as large
+
+    def __init__(self, steps: Sequence[Tensor]) -> None:
+        self.values: list[int] = []
+        self.are_exact = not any(step.is_inference() for step in steps)  # these have no versions
+        self._steps = steps
+        self._versions: list[int] = []  # of the steps that the values belong to; empty to read them again
+
+    def read(self) -> None:
+        """Read the counts; on a device only if they were modified since :meth:`record`."""
+        is_on_device = not self._steps[0].is_cpu
+        versions = list(map(version_of, self._steps)) if is_on_device else []
+        if is_on_device and versions == self._versions:  # on a CPU other processes may write without a new version
+            return
+        self.values = torch.cat([step.reshape(-1) for step in self._steps]).tolist()
+        self.are_exact &= not (is_on_device and self._versions)
+        self._versions = versions
+
+    def forget(self) -> None:
+        """Read the counts again before the next step, because the optimizer writes them."""
+        self._versions = []
+
+    def record(self, stepped: Collection[int]) -> None:
+        """Record a completed step of the parameters at these places."""
+        if self._steps[0].is_cpu:
+            return
+        if self.are_exact:
+            for i in stepped:
+                self.values[i] += 1
+        elif len(stepped) < len(self.values):
+            # A skipped step must not seem to make counts equal, if only some of the parameters have a gradient.
+            new: defaultdict[int, int] = defaultdict(self._new_values.__next__)
+            for i in stepped:
+                self.values[i] = new[self.values[i]]
+        self._versions = list(map(version_of, self._steps))
