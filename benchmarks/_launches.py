@@ -15,7 +15,19 @@ from benchmarks._harness import Call
 _NOTHING = {
     *("alias", "as_strided", "detach", "detach_", "empty", "empty_like", "empty_strided", "expand", "lift_fresh"),
     *("item", "_local_scalar_dense", "narrow", "new_empty", "permute", "_reshape_alias", "reshape", "resize_"),
-    *("resolve_conj", "resolve_neg", "select", "set_", "slice", "split", "squeeze", "t", "to", "transpose"),
+    *(
+        "resolve_conj",
+        "resolve_neg",
+        "select",
+        "set_",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "to",
+        "transpose",
+    ),
     *("unbind", "unflatten", "unsqueeze", "_unsafe_view", "view"),
 }
 # The host NPU runs torch_npu's operators by kernels of the CPU. It resolves a result, and what those call is theirs.

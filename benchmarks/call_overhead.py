@@ -134,7 +134,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
             if name.startswith("FusedEmaAdam"):
                 columns["configuration"] = "one parameter"
             columns |= {"dtype": "float32", "variable": "elements", "size": elements}
-            rows += compare(cases, options.rounds, wait, calls, **columns)
+            rows += compare(cases, options.rounds, wait, calls=calls, **columns)
     return rows
 
 

@@ -83,16 +83,15 @@ def summarize(
         dtype: The dtype of the summary.
         weights: Weights of rows and of classes.
     """
-    probes = [_probe(rows, dtype) for rows in (input, other) if rows is not None]
-    if other is None:
-        probes.append(torch.zeros_like(probes[0]))
-    fingerprint = torch.zeros_like(probes[0][:1])
+    # The zeros stand for what is not given, so that nothing is launched for it.
+    values = [*map(_encode, call.values()), excess, *[0.0] * _PROBES]
+    same, surplus, zeros = _constants(values, dtype, input.device).split((len(call), 1, _PROBES))
+    fingerprint = zeros[:1]
     if target is not None:
-        places = torch.arange(target.shape[0], device=target.device)
-        fingerprint = ((target.detach() + 2) * (2 * places + 1)).sum().remainder(_EXACT).reshape(1).to(dtype)
-    values = [*map(_encode, call.values()), excess]
-    same, surplus = _constants(values, dtype, input.device).split((len(call), 1))
-    numbers = [_numbers_of(weight, surplus) for weight in weights]
+        odd = torch.arange(1, 2 * target.shape[0], 2, device=target.device)
+        fingerprint = (target.detach() * odd).sum().remainder(_EXACT).reshape(1).to(dtype)
+    numbers = [_numbers_of(weight, zeros) for weight in weights]
+    probes = [_probe(rows, zeros) for rows in (input, other)]
     return torch.cat([same, fingerprint, surplus, *numbers, _entries_of(shard, dtype), *probes])
 
 
@@ -105,12 +104,12 @@ def _entries_of(shard: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack([shard[row, feature] for row in rows for feature in features]).to(dtype)
 
 
-def _numbers_of(weight: Tensor | None, like: Tensor) -> Tensor:
+def _numbers_of(weight: Tensor | None, zeros: Tensor) -> Tensor:
     """Return the mean of a weight, one that depends on the order, and the mean of its absolute values."""
     if weight is None or weight.numel() == 0:
-        return like.new_zeros(_NUMBERS)
-    values = weight.detach().reshape(-1).to(like.dtype)
-    ramp = torch.arange(values.shape[0], dtype=like.dtype, device=like.device) / values.shape[0]
+        return zeros[:_NUMBERS]
+    values = weight.detach().reshape(-1).to(zeros.dtype)
+    ramp = torch.arange(values.shape[0], dtype=zeros.dtype, device=zeros.device) / values.shape[0]
     return torch.stack([values.mean(), (values * ramp).mean(), values.abs().mean()])
 
 
@@ -121,14 +120,16 @@ def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.devic
     return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "npu").to(device, non_blocking=True)
 
 
-def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _probe(rows: Tensor | None, zeros: Tensor) -> Tensor:
     """Return the first features of the first, middle and last row, shape (_ROWS * _FEATURES,)."""
-    rows = rows.detach()
+    if rows is None or rows.shape[0] == 0:
+        return zeros[: _ROWS * _FEATURES]
+    rows = rows.detach()[:, :_FEATURES]
     number, features = rows.shape
-    if number == 0:
-        return rows.new_zeros(_ROWS * _FEATURES, dtype=dtype)
-    some = torch.stack([rows[0], rows[number // 2], rows[number - 1]])[:, :_FEATURES].to(dtype)
-    return torch.nn.functional.pad(some, (0, max(_FEATURES - features, 0))).reshape(-1)
+    some = torch.stack([rows[0], rows[number // 2], rows[number - 1]]).to(zeros.dtype)
+    if features < _FEATURES:
+        some = torch.nn.functional.pad(some, (0, _FEATURES - features))
+    return some.reshape(-1)
 
 
 def compare_summaries(
