@@ -9,6 +9,9 @@ process of its own. How time and memory grow with rows and with classes is measu
 On two cores that takes a quarter of an hour; ``--memory``, for memory and errors of this package and of the logits'
 loss only, takes a minute. On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, so that
 bfloat16 is only measured if ``--dtypes`` names it.
+
+``--npu`` counts the launches of a small bfloat16 call on an NPU, or on the host NPU, and compares its time with that of
+CANN's three operators alone.
 """
 
 import argparse
@@ -17,12 +20,20 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks._harness import OURS, absent, compare, doublings, parser, report, run
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops.functional import linear_cross_entropy
+
+import host_npu
+import torch
+
+from benchmarks._harness import OURS, Call, absent, compare, doublings, forward_and_backward, parser, report, run
+from benchmarks._launches import count_launches
 from benchmarks._linear_cross_entropy_cases import LABELS, Problem, make_call, why_absent
 from benchmarks._results import ROOT, Row, has_bfloat16_instructions
 
 SHAPE = (2048, 512, 32000)
 QUICK_SHAPE = (64, 32, 500)
+_ON_NPU = (64, 32, 256)
 _SWEPT = ("naive", "compiled", "chunked", "torch-512", OURS, "limit")
 _FEATURES, _FEW_FEATURES = 256, 32
 _FEW_ROWS, _FEW_CLASSES = 1024, 8192
@@ -104,6 +115,46 @@ def _in_new_process(problem: Problem, threads: int, **arguments: object) -> obje
     return json.loads(process.stdout.splitlines()[-1])
 
 
+def _measure_on_npu(options: argparse.Namespace) -> list[Row]:
+    """Compare with the operators' entries; the host NPU computes torch's operators on the host, so all wait for it."""
+    rows, features, classes = _ON_NPU
+    input, head = (torch.randn(size, features).bfloat16().npu().requires_grad_() for size in (rows, classes))
+    target, grad = torch.randint(classes, (rows,)).npu(), torch.ones(rows).npu()
+    max_sum, loss, gradients = (
+        _extension.entries[f"fused_{name}"]
+        for name in ("linear_online_max_sum", "cross_entropy_loss_with_max_sum", "linear_cross_entropy_loss_grad")
+    )
+
+    tensors = input.detach(), head.detach()
+
+    def operators() -> None:
+        largest, total, predicted, mask, masked, _ = max_sum(*tensors, target, 0, classes, False)
+        loss(largest, total, predicted, None)
+        gradients(grad, *tensors, mask, masked, largest, total, None)
+
+    def naive(input: torch.Tensor, head: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(torch.nn.functional.linear(input, head), target)
+
+    cases: dict[str, Call] = {
+        "CANN's three operators": operators,
+        "cross_entropy(linear(...))": forward_and_backward(naive, input, head, target),
+        OURS: forward_and_backward(linear_cross_entropy, input, head, target),
+        f'{OURS}, reduction="none"': forward_and_backward(linear_cross_entropy, input, head, target, reduction="none"),
+    }
+    launches = {by: count_launches(case).total() for by, case in cases.items()}
+    columns = {"operator": "linear_cross_entropy", "device": "npu", "dtype": "bfloat16"}
+    made = compare(
+        cases,
+        options.rounds,
+        torch.npu.synchronize,
+        calls=1,
+        before=torch.npu.synchronize,
+        configuration="x".join(map(str, _ON_NPU)),
+        **columns,
+    )
+    return [{**row, "launches": launches[str(row["by"])]} for row in made]
+
+
 def _shape(text: str) -> tuple[int, ...]:
     shape = tuple(map(int, text.split("x")))
     if len(shape) != 3 or min(shape) < 1:
@@ -120,7 +171,13 @@ if __name__ == "__main__":
     arguments.add_argument("--cases", nargs="+", default=list(LABELS), choices=list(LABELS), help="by default all")
     arguments.add_argument("--ignored", type=float, default=0.0, help="share of the rows that are ignored")
     arguments.add_argument("--memory", action="store_true", help="only memory and errors, in a minute")
+    arguments.add_argument("--npu", action="store_true", help="a small call on an NPU, or on the host NPU")
     options = arguments.parse_args()
+    if options.npu:
+        if not hasattr(torch, "npu"):
+            host_npu.enable()
+        run("linear_cross_entropy_npu", _measure_on_npu, options, rounds=200)
+        sys.exit()
     if not (options.quick or options.memory):
         print("a quarter of an hour on two cores; --memory takes a minute", file=sys.stderr, flush=True)
     options.shape = options.shape or (QUICK_SHAPE if options.quick else SHAPE)
