@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from torch_aclnn_ops.optim import FusedEmaAdam
-from torch_aclnn_ops.optim._options import options_of
+from torch_aclnn_ops.optim.options import options_of
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._switch import Switch, is_disabled, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
-from torch_aclnn_ops.optim._options import LACKING, check_lacking, options_of
+from torch_aclnn_ops.optim.options import LACKING, check_lacking, options_of
 
 import torch
 from torch.optim.optimizer import ParamsT

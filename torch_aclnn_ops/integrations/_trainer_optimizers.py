@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch_aclnn_ops.optim import FusedEmaAdam
-from torch_aclnn_ops.optim._swap import restore_dtype
+from torch_aclnn_ops.optim.swap import restore_dtype
 
 import torch
 

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from torch_aclnn_ops.optim._options import EmaSchedule
+from torch_aclnn_ops.optim.options import EmaSchedule
 
 import torch
 from torch import Tensor

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, has_alias
 from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_plain
-from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad
 from torch_aclnn_ops.optim.state import (
     CachedState,
     StepCounts,
@@ -18,6 +17,7 @@ from torch_aclnn_ops.optim.state import (
     init_missing_state,
     sync_master_from_param,
 )
+from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad
 
 import torch
 from torch import Tensor

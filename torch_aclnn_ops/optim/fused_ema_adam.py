@@ -8,12 +8,10 @@ from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
-from torch_aclnn_ops.optim._ema_params import EmaOptimizer
-from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
-from torch_aclnn_ops.optim._swap import check_outside_swap, outside_swap
-from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_ema_params
+from torch_aclnn_ops.optim.ema_params import EmaOptimizer
 from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
 from torch_aclnn_ops.optim.memory import check_memory, check_params, keep_once
+from torch_aclnn_ops.optim.options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
     CachedState,
     dtype_of_states,
@@ -21,6 +19,8 @@ from torch_aclnn_ops.optim.state import (
     init_missing_state,
     sync_masters_from_params,
 )
+from torch_aclnn_ops.optim.swap import check_outside_swap, outside_swap
+from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad, update_ema_params
 
 import torch
 from torch import Tensor

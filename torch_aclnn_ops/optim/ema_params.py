@@ -8,13 +8,12 @@ from typing import Any
 from torch_aclnn_ops._checks import check_bool, describe
 from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.lists import local
-from torch_aclnn_ops.optim import _checkpoints
-from torch_aclnn_ops.optim._options import CheckedOptions
-from torch_aclnn_ops.optim._sharded import ShardedModel
-from torch_aclnn_ops.optim._swap import Swap, outside_swap
+from torch_aclnn_ops.optim import checkpoints
 from torch_aclnn_ops.optim.captures import Captures
 from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.memory import Placement, check_memory
+from torch_aclnn_ops.optim.options import CheckedOptions
+from torch_aclnn_ops.optim.sharded import ShardedModel
 from torch_aclnn_ops.optim.state import (
     CachedState,
     dtype_of_states,
@@ -23,6 +22,7 @@ from torch_aclnn_ops.optim.state import (
     sync_master_from_param,
     warn_of_missing_ema_params,
 )
+from torch_aclnn_ops.optim.swap import Swap, outside_swap
 
 import torch
 from torch import Tensor, nn
@@ -225,11 +225,11 @@ class EmaOptimizer(Optimizer):
                 of range.
         """
         pre_hooks, post_hooks = load_state_dict_hooks(self)
-        state_dict = _checkpoints.shallow_copy(state_dict)
+        state_dict = checkpoints.shallow_copy(state_dict)
         for pre_hook in pre_hooks:
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
-        self.__setstate__(_checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS))
+        self.__setstate__(checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS))
         warn_of_missing_ema_params(self)
         for post_hook in post_hooks:
             post_hook(self)
@@ -264,7 +264,7 @@ class EmaOptimizer(Optimizer):
 
     def _export_steps(self) -> None:
         """Register the hook that converts steps to PyTorch's format; it runs before other hooks."""
-        self.register_state_dict_post_hook(_checkpoints.export_steps, prepend=True)
+        self.register_state_dict_post_hook(checkpoints.export_steps, prepend=True)
 
     def _check_model(self, model: ShardedModel) -> None:
         """Raise if no parameter of a model is one of this optimizer's: the result would have no EMA weights."""

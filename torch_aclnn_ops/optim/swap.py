@@ -12,8 +12,8 @@ from weakref import ReferenceType, ref
 from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
-from torch_aclnn_ops.optim._sharded import FsdpUnits
 from torch_aclnn_ops.optim.memory import check_memory
+from torch_aclnn_ops.optim.sharded import FsdpUnits
 from torch_aclnn_ops.optim.state import describe_params, dtype_of_states, init_missing_state, states_of_params
 
 import torch

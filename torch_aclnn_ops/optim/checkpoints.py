@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_dtensor, is_plain, local
-from torch_aclnn_ops.optim._options import options_of
+from torch_aclnn_ops.optim.options import options_of
 from torch_aclnn_ops.optim.state import TENSOR_STATES
 
 import torch

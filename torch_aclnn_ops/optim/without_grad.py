@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch_aclnn_ops._torch_compat.optimizer import foreach_lerp_
 from torch_aclnn_ops.ops.ema_adam.lists import Options, local
-from torch_aclnn_ops.optim._options import EmaSchedule
+from torch_aclnn_ops.optim.options import EmaSchedule
 
 import torch
 from torch import Tensor
