@@ -72,6 +72,12 @@ def _written_by_a_view(logits):
     return logits
 
 
+def _doubled_in_place(logits):
+    rows = logits.view(-1, 50)
+    logits *= 2
+    return rows + logits[0]
+
+
 USES = {
     "numpy": lambda logits: torch.from_numpy(np.asarray(logits.detach())),
     "tolist": lambda logits: torch.tensor(logits.tolist()),
@@ -83,6 +89,10 @@ USES = {
     "an iteration": lambda logits: torch.stack([row for rows in logits for row in rows]),
     "an autograd.Function": lambda logits: Reversed.apply(materialized(logits)),
     "writing": _written,
+    "an augmented assignment": _doubled_in_place,
+    "a transform that closes over them": lambda logits: (
+        logits + torch.func.grad(lambda one: (one * logits).sum())(torch.ones(50)).detach()
+    ),
     "a cross entropy after writing": lambda logits: _loss(_written(logits)),
     "a cross entropy after writing to a view": lambda logits: _loss(_written_by_a_view(logits)),
     "checkpoint": lambda logits: torch.utils.checkpoint.checkpoint(torch.exp, logits, use_reentrant=False),

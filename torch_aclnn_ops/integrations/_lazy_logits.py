@@ -223,8 +223,9 @@ for _name in RULES:
     setattr(LazyLogits, _name, _derived(_name))
 for _name in (
     "sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs invert and rand or ror xor rxor"
-    " lt le eq ne gt ge setitem iter reversed contains bool int float complex index array dlpack dlpack_device"
+    " lshift rlshift rshift rrshift lt le eq ne gt ge setitem iter reversed contains bool int float complex index array"
+    " dlpack dlpack_device"
 ).split():
     setattr(LazyLogits, f"__{_name}__", _computed(f"__{_name}__", _name))
-for _name in "add sub mul truediv floordiv mod pow and or xor".split():
+for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split():
     setattr(LazyLogits, f"__i{_name}__", _computed(f"__i{_name}__", f"{_name}_"))
