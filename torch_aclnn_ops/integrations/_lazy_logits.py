@@ -1,7 +1,6 @@
 """Lazy logits: what the head of a patched model returns in training."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
@@ -65,15 +64,17 @@ class LazyLogits:
         Args:
             why: the operation that needs the logits.
         """
-        if self._tensor is None:
-            if not torch.compiler.is_compiling():
-                self._record.add(why.strip("_") if why.startswith("__") else why)
-            with ExitStack() as modes:
-                if not (torch.compiler.is_compiling() or in_functorch_transform()):
-                    modes.enter_context(torch.inference_mode(False))
-                    # Bypass the hooks of torch.utils.checkpoint, which counts the tensors saved in its function.
-                    modes.enter_context(saved_tensors_hooks(_itself, _itself))
-                modes.enter_context(torch.enable_grad())  # later uses may need a graph, even if the first one does not
+        if self._tensor is not None:
+            return self._tensor
+        if not torch.compiler.is_compiling():
+            self._record.add(why.strip("_") if why.startswith("__") else why)
+        # Later uses may need a graph, even if the first one does not.
+        if torch.compiler.is_compiling() or in_functorch_transform():
+            with torch.enable_grad():
+                self._tensor = self._compute()
+        else:
+            # Bypass the hooks of torch.utils.checkpoint, which counts the tensors that are saved in its function.
+            with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 self._tensor = self._compute()
         return self._tensor
 
@@ -89,7 +90,7 @@ class LazyLogits:
 
     def _derive(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a method that ``RULES`` has."""
-        is_materialized = any(isinstance(one, LazyLogits) and one.is_materialized for one in leaves((self, args)))
+        is_materialized = any(isinstance(one, LazyLogits) and one.is_materialized for one in (self, *args))
         if torch.is_grad_enabled() and not is_materialized:
             sums = tuple(one._logits if isinstance(one, LazyLogits) else one for one in args)
             logits = _lazy_operations.defer(name, self._logits, sums, kwargs)
