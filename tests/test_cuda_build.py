@@ -5,8 +5,6 @@ the keys stand in for both, so that any build of torch will do.
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,19 +14,9 @@ from torch_aclnn_ops import _torch_npu
 import pytest
 import torch
 
+from tests._children import run_code
+
 _PACKAGE = Path(torch_aclnn_ops.__file__).parents[1]
-
-
-def _run(code: str, *path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    search_path = os.pathsep.join(map(str, [*path, _PACKAGE, *sys.path[1:]]))
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, "PYTHONPATH": search_path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 # What would be imported, and where CANN's libraries are.
@@ -77,7 +65,7 @@ def test_importing_the_package_warns_instead_of_aborting_the_process(installed, 
     code = installed(_CALL) + (
         "import torch_aclnn_ops, torch\nprint(torch.ones(2).sum().item(), torch_aclnn_ops._torch_npu.why_unavailable())"
     )
-    result = _run(code, tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    result = run_code(code, tmp_path, LD_LIBRARY_PATH=str(tmp_path))
     expected = (
         "the installed torch is a CUDA build, with which importing torch_npu aborts the process. "
         "To use NPUs, install the CPU build of the same torch version instead"
@@ -97,7 +85,7 @@ def test_the_doctor_reports_the_conflict_and_the_remedy(installed, tmp_path):
         installed(_CALL)
         + "import torch_aclnn_ops; ctypes.CDLL = load\nfrom torch_aclnn_ops import doctor; doctor.main(['--json'])"
     )
-    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    result = run_code(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.returncode == 0, result.stderr
     (found,) = (row for row in json.loads(result.stdout)["findings"] if row["what"] == "torch_npu")
     assert "the installed torch is a CUDA build, with which importing torch_npu aborts the process" in found["found"]
@@ -106,7 +94,7 @@ def test_the_doctor_reports_the_conflict_and_the_remedy(installed, tmp_path):
 
 def test_there_is_no_warning_if_torch_npu_is_disabled(installed, tmp_path):
     code = installed(_CALL) + "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.conflict())"
-    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
+    result = run_code(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "is a CUDA build" in result.stdout
     assert "Warning" not in result.stderr
 
@@ -125,7 +113,7 @@ def test_there_is_no_conflict_with(installed, tmp_path, of_torch, of_torch_npu):
         "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n"
         "from torch_aclnn_ops import _torch_npu; print(_torch_npu.conflict())"
     )
-    result = _run(code, tmp_path)
+    result = run_code(code, tmp_path)
     assert (result.stdout, result.returncode) == ("None\n", 0), result.stderr
 
 

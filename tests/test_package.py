@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests import _torchs as torchs
+from tests._children import run_code
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -39,18 +40,6 @@ _WITHOUT_TORCH_NPU = (
 )
 
 
-def _run(code: str, path: pathlib.Path, **environment: str) -> subprocess.CompletedProcess:
-    package = pathlib.Path(torch_aclnn_ops.__file__).parents[1]
-    kept = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    search_path = os.pathsep.join([str(path), str(package), *sys.path[1:]])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, "PYTHONPATH": search_path, **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
 def _entry_point(path: pathlib.Path, package: str) -> None:
     """Register a package as a device backend that torch loads automatically."""
     metadata = path / f"{package}-1.0.dist-info"
@@ -69,11 +58,11 @@ def without_cann(tmp_path):
 
 def test_importing_torch_fails_if_torch_npu_has_no_cann(without_cann):
     # What the package has to work around; if this starts to pass, the work-around can go.
-    assert _run("import torch", without_cann).returncode != 0
+    assert run_code("import torch", without_cann).returncode != 0
 
 
 def test_the_package_imports_if_torch_npu_has_no_cann(without_cann):
-    result = _run("import torch_aclnn_ops, torch; print(torch.ones(1) + 1)", without_cann)
+    result = run_code("import torch_aclnn_ops, torch; print(torch.ones(1) + 1)", without_cann)
     assert result.returncode == 0, result.stderr
 
 
@@ -86,20 +75,20 @@ def test_torch_npu_without_cann_is_hidden_from_other_packages(without_cann, auto
         "if importlib.util.find_spec('torch_npu') is not None: import torch_npu\n"
         "print(torch_aclnn_ops._torch_npu.is_installed(), torch_aclnn_ops._torch_npu.is_imported())"
     )
-    result = _run(code, without_cann, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    result = run_code(code, without_cann, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
     assert result.stdout == "True False\n", result.stderr
 
 
 def test_the_import_leaves_the_environment_unchanged(without_cann):
     code = "import torch_aclnn_ops, os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'))"
-    assert _run(code, without_cann).stdout.strip() == "None"
-    assert _run(code, without_cann, TORCH_DEVICE_BACKEND_AUTOLOAD="1").stdout.strip() == "1"
+    assert run_code(code, without_cann).stdout.strip() == "None"
+    assert run_code(code, without_cann, TORCH_DEVICE_BACKEND_AUTOLOAD="1").stdout.strip() == "1"
 
 
 def _diagnosis(path: pathlib.Path, before: str = "", **environment: str) -> dict[str, dict[str, str]]:
     """What the doctor finds, by name."""
     code = f"{before}\nfrom torch_aclnn_ops import doctor; doctor.main(['--json'])"
-    result = _run(code, path, **environment)
+    result = run_code(code, path, **environment)
     assert result.returncode == 0, result.stderr
     return {row["what"]: row for row in json.loads(result.stdout)["findings"]}
 
@@ -328,7 +317,7 @@ def test_the_doctor_says_how_to_check_a_simulated_npu(capsys):
 
 
 def test_the_package_imports_without_torch_npu(tmp_path):
-    result = _run(f"{_WITHOUT_TORCH_NPU}\nimport torch_aclnn_ops, torch; print(torch.ones(1) + 1)", tmp_path)
+    result = run_code(f"{_WITHOUT_TORCH_NPU}\nimport torch_aclnn_ops, torch; print(torch.ones(1) + 1)", tmp_path)
     assert result.returncode == 0, result.stderr
 
 
@@ -341,7 +330,7 @@ def test_torch_npu_is_loaded_if_cann_is_found(tmp_path):
         f"{_WITH_CANN}\n"
         "import torch_aclnn_ops, sys; print('torch_npu' in sys.modules, torch_aclnn_ops._torch_npu.why_unavailable())"
     )
-    result = _run(code, tmp_path)
+    result = run_code(code, tmp_path)
     assert result.stdout.split("\n")[:2] == ["autoloaded", "True None"], result.stderr
 
 
@@ -349,7 +338,7 @@ def test_torch_npu_is_not_loaded_if_autoload_is_disabled(tmp_path):
     (tmp_path / "torch_npu.py").write_text("print('imported')")
     (tmp_path / "libascendcl.so").touch()
     code = "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.why_unavailable())"
-    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
+    result = run_code(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "imported" not in result.stdout
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables loading torch_npu" in result.stdout
 
@@ -410,8 +399,8 @@ def test_a_default_device_does_not_change_the_implementation(monkeypatch):
 @pytest.mark.exhaustive
 def test_a_missing_integration_reports_what_to_install(module, needs, tmp_path):
     hidden = f"import sys; sys.modules[{needs!r}] = None\n"
-    assert _run(hidden + "import torch_aclnn_ops.integrations", tmp_path).returncode == 0
-    result = _run(hidden + f"import torch_aclnn_ops.integrations.{module}", tmp_path)
+    assert run_code(hidden + "import torch_aclnn_ops.integrations", tmp_path).returncode == 0
+    result = run_code(hidden + f"import torch_aclnn_ops.integrations.{module}", tmp_path)
     assert re.search(rf"ImportError: torch_aclnn_ops.integrations.{module} needs .*: pip install ", result.stderr)
 
 
@@ -420,4 +409,4 @@ def test_the_package_imports_none_of_the_libraries_that_it_integrates(tmp_path):
         "import torch_aclnn_ops, sys\n"
         "print({'transformers', 'accelerate', 'peft', 'lightning', 'trl'} & sys.modules.keys())"
     )
-    assert _run(code, tmp_path).stdout == "set()\n"
+    assert run_code(code, tmp_path).stdout == "set()\n"

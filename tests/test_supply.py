@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from torch_aclnn_ops import _torch_npu
@@ -11,6 +10,8 @@ from torch_aclnn_ops import _torch_npu
 import host_npu
 import pytest
 import torch
+
+from tests._children import run_python
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_aclnn_ops"
@@ -54,20 +55,6 @@ def installed(tmp_path):
     return tmp_path / "installed"
 
 
-def _run(*arguments, cwd, path=(), **settings):
-    others = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "LD_LIBRARY_PATH", "ASCEND_HOME_PATH")
-    kept = {name: value for name, value in os.environ.items() if name not in others}
-    search_path = os.pathsep.join(map(str, [*path, ROOT, *filter(None, sys.path[1:])]))
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env={**kept, "PYTHONPATH": search_path, **settings},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 REASON = "import torch_aclnn_ops._torch_npu as found; print(found.why_unavailable(), found.is_installed())"
 EMPTY_ENTRIES = [
     pytest.param(":", id="empty"),
@@ -83,7 +70,7 @@ EMPTY_ENTRIES = [
 def test_an_empty_entry_in_ld_library_path_loads_no_library_of_the_working_directory(entries, hostile, installed):
     for package in ("torch", "numpy", "torch_npu"):
         shutil.rmtree(hostile / package)
-    result = _run("-c", REASON, cwd=hostile, path=[installed], LD_LIBRARY_PATH=entries)
+    result = run_python("-c", REASON, cwd=hostile, path=[installed], LD_LIBRARY_PATH=entries)
     assert "torch_npu is installed, but CANN is not: libascendcl.so: cannot open" in result.stdout, result.stderr
     assert "hostile" not in result.stdout and "imported" not in result.stdout
 
@@ -94,7 +81,7 @@ def test_a_package_in_the_working_directory_alone_is_not_installed(tmp_path):
         if source is not None:
             (tmp_path / package / "__init__.py").write_text(source)
     code = "from torch_aclnn_ops import _torch_npu; print(*map(_torch_npu._find, ('folder', 'package', 'torch')))"
-    result = _run("-c", code, cwd=tmp_path)
+    result = run_python("-c", code, cwd=tmp_path)
     assert result.stdout == f"None None {torch.__file__}\n", result.stderr
 
 
@@ -106,7 +93,7 @@ WITH_CANN = (
 
 
 def test_torch_npu_and_torch_are_imported_from_their_installation(hostile, installed):
-    result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=hostile, path=[installed])
+    result = run_python("-c", f"{WITH_CANN}\n{REASON}", cwd=hostile, path=[installed])
     assert result.stdout == "imported\nNone True\n", result.stderr
 
 
@@ -118,13 +105,13 @@ def test_the_host_npu_loads_nothing_from_the_working_directory(hostile, tmp_path
         "one = torch.ones(3, device='npu', requires_grad=True); functional.mse_loss(one, one.detach()).backward()\n"
         "print(one.grad.tolist(), launches()['aclnnMseLossBackward'])\n"
     )
-    result = _run("-m", "host_npu", program, cwd=hostile, LD_LIBRARY_PATH=":")
+    result = run_python("-m", "host_npu", program, cwd=hostile, LD_LIBRARY_PATH=":")
     assert result.stdout == "[0.0, 0.0, 0.0] 1\n", result.stderr
 
 
 def test_the_folder_of_this_package_counts_as_an_installation_folder(installed):
     shutil.copytree(PACKAGE, installed / "torch_aclnn_ops", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=installed, path=["."])
+    result = run_python("-c", f"{WITH_CANN}\n{REASON}", cwd=installed, path=["."])
     assert result.stdout == "imported\nNone True\n", result.stderr
 
 

@@ -2,10 +2,8 @@
 
 import importlib
 import inspect
-import os
 import re
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 import torch
 
 from tests import _torchs as torchs
+from tests._children import run_code
 
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
 
@@ -32,16 +31,7 @@ def test_the_versions_match_those_of_both_projects():
 
 def _import_with(change: str) -> subprocess.CompletedProcess[str]:
     """Import the package after torch was changed."""
-    return _run(f"import torch\n{change}\nimport torch_aclnn_ops")
-
-
-def _run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(PACKAGE.parent)},
-        capture_output=True,
-        text=True,
-    )
+    return run_code(f"import torch\n{change}\nimport torch_aclnn_ops", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +100,10 @@ def _without(names: list[str], program: str) -> subprocess.CompletedProcess[str]
     """Run a program with a torch that lacks names, which its own modules have taken before."""
     deleted = "; ".join(f"del torch.{name}" for name in names)
     setup = f"import torch, torch._dynamo, torch.fx.experimental.proxy_tensor\n{deleted}"
-    return _run(f"{setup}\nimport torch_aclnn_ops\nfrom torch_aclnn_ops import functional as F\n{program}")
+    return run_code(
+        f"{setup}\nimport torch_aclnn_ops\nfrom torch_aclnn_ops import functional as F\n{program}",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
 
 
 @pytest.mark.parametrize("name", LOOKED_UP)
@@ -136,7 +129,7 @@ def test_a_feature_without_its_private_name_raises_when_it_is_used():
 
 @cache
 def _trained() -> str:
-    return _run(f"import torch\n{TRAINING}").stdout
+    return run_code(f"import torch\n{TRAINING}", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout
 
 
 @pytest.mark.parametrize("names", REPLACED.values(), ids=REPLACED)

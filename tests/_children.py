@@ -1,0 +1,28 @@
+"""Python in another process, whose settings are those of a user and not of the tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_UNSET = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "LD_LIBRARY_PATH", "ASCEND_HOME_PATH")
+
+
+def run_python(*arguments, path=(), cwd=None, **settings):
+    """Run Python with these arguments, with folders before the others of the search path, and more settings."""
+    kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    search_path = os.pathsep.join(map(str, [*path, ROOT, *filter(None, sys.path[1:])]))
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": search_path, **settings},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def run_code(code, *path, **settings):
+    """Run a program; folders go before the others of the search path."""
+    return run_python("-c", code, path=path, **settings)
