@@ -52,7 +52,9 @@ def checks(device: str) -> Iterator[tuple[str, str, _Check]]:
 def _of_operators(device: str) -> Iterator[tuple[str, _Check]]:
     for name, call in _calls().items():
         for dtype in _dtypes_of(device):
-            yield f"{name}, {dtype}", partial(_check_call, call, device, dtype)
+            # A head in float64 falls back to matrix products, for which CANN has no float64.
+            if (device, name, dtype) != ("npu", "linear_cross_entropy", torch.float64):
+                yield f"{name}, {dtype}", partial(_check_call, call, device, dtype)
     if set(_OF_A_HEAD).issubset(_launched_on(device)):
         yield f"raw operators of linear_cross_entropy, {dtype}", partial(_check_shard, device, dtype)
 

@@ -43,6 +43,8 @@ SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 _DEVICES = "HOST_NPU_DEVICES"
 _SOC = "HOST_NPU_SOC"
 _STRICT_MEMORY = "HOST_NPU_STRICT_MEMORY"
+# Whether float64 and complex numbers are refused where CANN's documents do not list them.
+_DTYPES = "HOST_NPU_DTYPES"
 _MOST_DEVICES = 64
 _DEFAULT_DEVICES = "1"
 _DEFAULT_SOC = "Ascend910B"
@@ -198,6 +200,9 @@ def _settings(devices: int | None, soc: str | None, strict_memory: bool | None) 
     strict = os.environ.get(_STRICT_MEMORY, "0") if strict_memory is None else str(int(strict_memory))
     if strict not in ("0", "1"):
         raise ValueError(f"{_STRICT_MEMORY} must be 0 or 1, got {strict!r}")
+    dtypes = os.environ.get(_DTYPES, "cann")
+    if dtypes not in ("cann", "torch"):
+        raise ValueError(f"{_DTYPES} must be cann or torch, got {dtypes!r}")
     return {_DEVICES: count, _SOC: chip, _STRICT_MEMORY: strict}
 
 

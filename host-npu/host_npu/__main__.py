@@ -88,9 +88,10 @@ def _list(names: list[str]) -> int:
         print(_operators.page(), end="")
         return 0
     status = 0
+    all_called = _called.operators_of([name.rpartition(".")[2] for name in names])
     for number, name in enumerate(names):
         function = name.rpartition(".")[2]
-        called, runs = _called.operators_of(function)
+        called, runs = all_called.get(function, _called.Called())
         lines = _operators.found(name, called, os.environ["HOST_NPU_SOC"], runs)
         if not lines:
             status = 1

@@ -1,7 +1,8 @@
-"""Which operators of CANN a function of torch_npu calls on the simulated chip.
+"""Which operators of CANN functions of torch_npu call on the simulated chip.
 
-It calls the function with made-up arguments, most of which torch_npu or CANN refuses later, in a process of its own:
-``python -m host_npu._called npu_rms_norm`` prints a line for each operator, and ``runs`` if a call has succeeded.
+It calls the functions with made-up arguments, most of which torch_npu or CANN refuses later, in a process of its own:
+``python -m host_npu._called npu_rms_norm`` prints the function, a line for each operator, and ``runs`` if a call has
+succeeded.
 """
 
 import contextlib
@@ -9,9 +10,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-_SECONDS = 300  # a busy machine takes a minute to import torch and torch_npu
+_SECONDS = 600  # a busy machine takes a minute to import torch and torch_npu
 # Shapes whose second size is the number of heads, and one for functions of matrices.
 _SHAPES = (2, 2, 8, 16), (16, 32), (2, 8, 32), (32,)
 _INDICES = ("ind", "idx", "seq", "expert_ids")
@@ -30,21 +32,41 @@ _NAMED: dict[str, object] = {"acl_format": 2, "dilation": [1, 1], "dtype": 5, "g
 _CONVERSIONS = ("aclnnInplaceCopy", "aclnnCast")
 
 
-def operators_of(function: str) -> tuple[list[str], bool]:
-    """Return the names of the operators that calls have shown, and whether a call has succeeded.
+class Called(NamedTuple):
+    """The names of the operators that calls have shown, and whether a call has succeeded.
 
-    The function's own name stands for a graph operator without one. The host NPU must be enabled, for child processes.
+    The function's own name stands for a graph operator without one.
     """
+
+    operators: Sequence[str] = ()
+    runs: bool = False
+
+
+def operators_of(functions: Sequence[str]) -> dict[str, Called]:
+    """Return what each function of torch_npu calls. The host NPU must be enabled, for child processes."""
     import torch
 
-    if not hasattr(torch.ops.npu, function):
-        return [], False
+    left = [function for function in functions if hasattr(torch.ops.npu, function)]
+    called: dict[str, Called] = {}
+    while left:
+        said = _said_of(left) or {left[0]: Called()}
+        called |= said
+        # If a call has ended the process, the next one begins after it.
+        left = left[left.index(list(said)[-1]) + 1 :]
+    return called
+
+
+def _said_of(functions: Sequence[str]) -> dict[str, Called]:
+    """Return what one process says of the functions, up to one that ends it."""
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(subprocess.TimeoutExpired):
-        command = [sys.executable, "-m", __name__, function]
+        command = [sys.executable, "-m", __name__, *functions]
         result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
-        lines = result.stdout.splitlines()
-        return [line.partition(" ")[2] for line in lines if line.startswith("calls ")], "runs" in lines
-    return [], False
+        parts = re.split(r"^of (\w+)\n", result.stdout, flags=re.MULTILINE)[1:]
+        return {
+            function: Called(re.findall(r"^calls (\w+)$", said, re.MULTILINE), "\nruns\n" in f"\n{said}")
+            for function, said in zip(parts[::2], parts[1::2], strict=True)
+        }
+    return {}
 
 
 def _value(argument: Any, shape: tuple[int, ...], dtype: Any) -> object:
@@ -95,10 +117,11 @@ def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> tuple[list[str]
     return [found[1] for found in phases if found] + refused, runs
 
 
-def main(function: str) -> None:
+def _print_called(function: str) -> None:
     """Print what the function's overloads call."""
     import torch
 
+    print(f"of {function}", flush=True)
     packet = getattr(torch.ops.npu, function, None)
     names: dict[str, None] = {}
     any_runs = False
@@ -116,4 +139,5 @@ def main(function: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for name in sys.argv[1:]:
+        _print_called(name)

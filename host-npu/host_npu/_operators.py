@@ -243,7 +243,9 @@ def found(name: str, called: Sequence[str] = (), soc: str = "", runs: bool = Fal
         lines.append(_line(function, answers, soc))
     elif called:
         lines += [
-            f"torch_npu.{function} calls on {soc}, with its required arguments:",
+            f"torch_npu.{function} calls on {soc}, with its required arguments:"
+            if runs
+            else f"torch_npu.{function} asks for these on {soc}, and its call with made-up arguments is refused:",
             *(_line(operator, answers, soc) for operator in called),
         ]
     elif runs:

@@ -96,16 +96,31 @@ def test_the_page_of_operators_is_what_the_list_prints():
 
 
 @pytest.mark.parametrize(
-    ("soc", "function", "operator"),
+    ("soc", "function", "does", "operator"),
     [
-        ("Ascend910B", "npu_rms_norm", "aclnnRmsNorm: computed by a formula"),
-        ("Ascend310P", "npu_rms_norm", "RmsNorm: refused, a graph operator (aclop)"),
-        ("Ascend950", "torch_npu.npu_fusion_attention", "aclnnFlashAttentionScoreV4: computed by a formula"),
+        (
+            "Ascend910B",
+            "npu_rms_norm",
+            "calls on {}, with its required arguments",
+            "aclnnRmsNorm: computed by a formula",
+        ),
+        (
+            "Ascend310P",
+            "npu_rms_norm",
+            "asks for these on {}, and its call with made-up arguments is refused",
+            "RmsNorm: refused, a graph operator (aclop)",
+        ),
+        (
+            "Ascend950",
+            "torch_npu.npu_fusion_attention",
+            "calls on {}, with its required arguments",
+            "aclnnFlashAttentionScoreV4: computed by a formula",
+        ),
     ],
 )
-def test_the_list_begins_with_what_the_function_calls_on_the_chip(soc, function, operator):
+def test_the_list_begins_with_what_the_function_calls_on_the_chip(soc, function, does, operator):
     lines = _run("--soc", soc, "--list", function).stdout.splitlines()
-    assert lines[0] == f"torch_npu.{function.rpartition('.')[2]} calls on {soc}, with its required arguments:"
+    assert lines[0] == f"torch_npu.{function.rpartition('.')[2]} {does.format(soc)}:"
     assert lines[1].startswith(operator) and lines[2] == "Others with this name:"
     assert not [line for line in lines[3:] if line.startswith(operator)]
 

@@ -4,6 +4,11 @@ A test that calls functions of the host NPU (``host_npu.fail``, ``host_npu.stats
 a device it is skipped.
 """
 
+import os
+
+# The formulas are tested in float64, too, which PyTorch's products refuse on a device.
+os.environ.setdefault("HOST_NPU_DTYPES", "torch")
+
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from functools import partial
 

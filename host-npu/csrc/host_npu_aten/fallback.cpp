@@ -19,6 +19,7 @@
 
 #include "ascendcl/device.h"
 #include "host_npu_aten/captured_call.h"
+#include "host_npu_aten/documented_dtypes.h"
 #include "host_npu_aten/drain.h"
 #include "host_npu_aten/host_call.h"
 #include "host_npu_aten/kernels.h"
@@ -74,6 +75,7 @@ at::Tensor result_in_device_memory(const c10::OperatorHandle& op, Arguments argu
 }
 
 void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
+    refuse_undocumented_dtype(op, *stack);
     if (captures_are_under_way() && record_call(op, stack)) return;
     const auto& schema = op.schema();
     const auto begin = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
@@ -112,11 +114,13 @@ struct IgnoreWarnings : c10::WarningHandler {
 // What PyTorch does for a CPU tensor that requires a gradient: its derivative, or the operators that it composes the
 // operator of. Both dispatch what they call.
 void derive_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    refuse_undocumented_dtype(op, *stack);
     op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradCPU).callBoxed(op, keys, stack);
 }
 
 // The same for tensors that have no autograd key, such as those of inference mode.
 void compose_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    refuse_undocumented_dtype(op, *stack);
     op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).callBoxed(op, keys, stack);
 }
 

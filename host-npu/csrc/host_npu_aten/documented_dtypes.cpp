@@ -1,0 +1,111 @@
+#include "host_npu_aten/documented_dtypes.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace host_npu {
+namespace {
+
+struct Name {
+    at::ScalarType dtype;
+    const char* of_cann;
+};
+
+constexpr Name kNames[] = {{at::kFloat, "DT_FLOAT"},
+                           {at::kHalf, "DT_FLOAT16"},
+                           {at::kBFloat16, "DT_BFLOAT16"},
+                           {at::kDouble, "DT_DOUBLE"},
+                           {at::kChar, "DT_INT8"},
+                           {at::kByte, "DT_UINT8"},
+                           {at::kShort, "DT_INT16"},
+                           {at::kInt, "DT_INT32"},
+                           {at::kLong, "DT_INT64"},
+                           {at::kBool, "DT_BOOL"},
+                           {at::kComplexHalf, "DT_COMPLEX32"},
+                           {at::kComplexFloat, "DT_COMPLEX64"},
+                           {at::kComplexDouble, "DT_COMPLEX128"}};
+
+using Dtypes = std::initializer_list<at::ScalarType>;
+
+constexpr Dtypes kFloats = {at::kFloat, at::kHalf, at::kBFloat16};
+constexpr Dtypes kReal = {at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
+                          at::kLong,  at::kShort, at::kChar,     at::kByte,   at::kBool};
+constexpr Dtypes kNumbers = {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt,          at::kLong,
+                             at::kShort, at::kChar, at::kByte,     at::kBool,   at::kComplexFloat, at::kComplexDouble};
+constexpr Dtypes kRepeated = {at::kByte, at::kChar, at::kShort,    at::kInt,  at::kLong,
+                              at::kBool, at::kHalf, at::kBFloat16, at::kFloat};
+constexpr Dtypes kExponents = {at::kLong, at::kBool, at::kFloat, at::kHalf, at::kBFloat16};
+
+struct Document {
+    const char* function;  // and document of it in ops-nn or ops-math
+    Dtypes dtypes;
+};
+
+// PyTorch's operators, without and with out and in place, by the name of the first two.
+const std::unordered_map<std::string_view, Document>& documents() {
+    static const auto& all = *new std::unordered_map<std::string_view, Document>{
+        {"aten::mm", {"aclnnMm", kFloats}},          {"aten::bmm", {"aclnnBatchMatMul", kFloats}},
+        {"aten::linear", {"aclnnMatmul", kFloats}},  {"aten::matmul", {"aclnnMatmul", kFloats}},
+        {"aten::gelu", {"aclnnGelu", kFloats}},      {"aten::native_layer_norm", {"aclnnLayerNorm", kFloats}},
+        {"aten::expm1", {"aclnnExpm1", kExponents}}, {"aten::repeat_interleave", {"aclnnRepeatInterleave", kRepeated}},
+        {"aten::index", {"aclnnIndex", kReal}},      {"aten::add", {"aclnnAdd", kNumbers}},
+    };
+    return all;
+}
+
+bool are_torchs() {
+    static const bool asked_for = [] {
+        const char* const value = std::getenv("HOST_NPU_DTYPES");
+        return value != nullptr && std::string_view(value) == "torch";
+    }();
+    return asked_for;
+}
+
+std::string_view of_cann(at::ScalarType dtype) {
+    const auto found = std::ranges::find(kNames, dtype, &Name::dtype);
+    return found == std::end(kNames) ? "another type" : found->of_cann;
+}
+
+std::string listed(Dtypes dtypes) {
+    std::string names;
+    for (const auto dtype : dtypes) names.append(names.empty() ? "" : ",").append(of_cann(dtype));
+    return names;
+}
+
+// The dtype of the first tensor that is an NPU's.
+std::optional<at::ScalarType> first_dtype(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+    for (auto value = stack.end() - count; value != stack.end(); ++value) {
+        if (!value->isTensor()) continue;
+        const auto& tensor = value->toTensor();
+        if (tensor.defined() && tensor.is_privateuseone()) return tensor.scalar_type();
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+void refuse_undocumented_dtype(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    std::string_view name = op.operator_name().name;
+    if (name.ends_with('_')) name.remove_suffix(1);
+    const auto found = documents().find(name);
+    if (found == documents().end() || are_torchs()) return;
+    const auto dtype = first_dtype(op, stack);
+    const auto& [function, dtypes] = found->second;
+    // Of other types, such as integers of a product, it is not known whether torch_npu casts them.
+    if (!dtype || (*dtype != at::kDouble && !at::isComplexType(*dtype))) return;
+    if (std::ranges::find(dtypes, *dtype) != dtypes.end()) return;
+    TORCH_CHECK(false, "call ", function, " failed, error code is 161002\nEZ1001: Tensor self not implemented for ",
+                of_cann(*dtype), ", should be in dtype support list [", listed(dtypes),
+                "].\nThat is what CANN's document of ", function,
+                " says; HOST_NPU_DTYPES=torch computes what PyTorch's CPU computes");
+}
+
+}  // namespace host_npu
