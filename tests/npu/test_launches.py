@@ -12,6 +12,7 @@ from torch import nn
 
 from benchmarks._launches import count_launches
 from tests._contract import Maker
+from tests._linear_kl_div import head_of_teacher, student
 from tests.npu._linear_cross_entropy import linear_case
 
 # A device's operators call others than the host NPU's.
@@ -44,6 +45,18 @@ def test_a_loss_launches_little_around_cann_s_three_operators(options, number):
 
     launches = count_launches(call)
     assert launches.total() == number and launches & FUSED == FUSED
+
+
+@pytest.mark.parametrize(("reduction", "number"), [("mean", 27), ("none", 34)])
+def test_a_divergence_launches_only_what_it_computes(reduction, number):
+    leaves = [one.detach().npu().requires_grad_() for one in student(torch.float32)[:2]]
+    teacher = [one.npu() for one in head_of_teacher(torch.float32)[:2]]
+
+    def call():
+        loss = F.linear_kl_div(*leaves, *teacher, reduction=reduction)
+        torch.autograd.grad(loss, leaves, torch.ones_like(loss))
+
+    assert count_launches(call).total() == number
 
 
 def test_the_raw_operators_launch_cann_s_and_nothing_else():

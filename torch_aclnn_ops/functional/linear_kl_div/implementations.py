@@ -68,7 +68,9 @@ def compute(inputs: Inputs, token_weight: Tensor | None, reduction: str, zero_if
         return ENGINE.rows(inputs)[0] * counts
     nan_if_empty = None
     factors = counts
-    if reduction == "mean":
+    if reduction == "mean" and ignored is None and counts.shape[0] > 0:
+        factors = counts / counts.sum()
+    elif reduction == "mean":
         is_empty = (torch.zeros_like(counts, dtype=torch.bool) if ignored is None else ignored).all()
         factors = counts / counts.sum().masked_fill(is_empty, 1)
         nan_if_empty = counts.new_zeros(()).masked_fill(is_empty, 0 if zero_if_all_ignored else math.nan)
