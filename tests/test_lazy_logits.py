@@ -139,6 +139,14 @@ def test_metadata_needs_no_logits(read, derive):
     assert not lazy.is_materialized
 
 
+def test_rows_of_an_iteration_are_lazy():
+    logits, _ = lazy_logits()
+    [rows] = logits
+    assert rows.shape == (3, 50) and len(list(rows)) == 3 and not logits.is_materialized
+    with pytest.raises(TypeError, match="0-d tensor"):
+        iter(logits[0, 0, 0])
+
+
 @pytest.mark.parametrize("name", ["grad", "data", "requires_grad", "shape"])
 def test_attributes_of_tensors_are_not_set_on_what_is_none(name):
     with pytest.raises(AttributeError, match="no setter"):

@@ -1,6 +1,6 @@
 """Lazy logits: what the head of a patched model returns in training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
@@ -180,6 +180,13 @@ class LazyLogits:
     def __len__(self) -> int:
         return len(self._like)
 
+    def __iter__(self) -> Iterator[Any]:
+        # The ModelOutput of transformers takes the first row of a first field that is no tensor, to look at its class.
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._derive("__getitem__", index)
+
     def __repr__(self) -> str:
         if self._tensor is not None:
             return repr(self._tensor)
@@ -220,11 +227,11 @@ def _computed(name: str, why: str) -> Callable[..., Any]:
 
 
 # Python looks up special methods on the class, without __getattr__.
-for _name in RULES:
+for _name in RULES.keys() - {"__getitem__"}:
     setattr(LazyLogits, _name, _derived(_name))
 for _name in (
     "sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs invert and rand or ror xor rxor"
-    " lshift rlshift rshift rrshift lt le eq ne gt ge setitem iter reversed contains bool int float complex index array"
+    " lshift rlshift rshift rrshift lt le eq ne gt ge setitem reversed contains bool int float complex index array"
     " dlpack dlpack_device"
 ).split():
     setattr(LazyLogits, f"__{_name}__", _computed(f"__{_name}__", _name))
