@@ -1,7 +1,8 @@
 """``FusedEmaAdam``: Adam or AdamW with an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
 from collections.abc import Callable
-from itertools import compress
+from itertools import compress, repeat
+from operator import is_
 from typing import Any, NamedTuple, overload
 
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
@@ -322,9 +323,9 @@ class FusedEmaAdam(EmaOptimizer):
         if cached.are_params_modified():
             sync_masters_from_params(cached.masters, cached.params)
         all_grads = [param.grad for param in cached.params]
-        has_grad = [grad is not None for grad in all_grads]
+        has_all = not any(map(is_, all_grads, repeat(None)))
+        has_grad = [True] * len(all_grads) if has_all else [grad is not None for grad in all_grads]
         all_lists: tuple[list[Any], ...] = (cached.masters, all_grads, *cached.lists, cached.params)
-        has_all = all(has_grad)
         for listed, values in zip(lists[:7], all_lists, strict=True):
             listed += values if has_all else compress(values, has_grad)
         if group["ema_without_grad"] and not has_all:

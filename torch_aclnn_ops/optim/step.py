@@ -4,6 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from operator import attrgetter, is_
 from typing import Any, TypeVar
 
 from torch_aclnn_ops._call_log import log_detail
@@ -12,7 +13,7 @@ from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import update
-from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is_dtensor, is_plain, mark_modified
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, batches, is_dtensor, mark_modified
 from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import CachedState, has_state
@@ -23,6 +24,7 @@ from torch.amp.grad_scaler import OptState
 from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer
 
+_grad_of, _dtype_of, _layout_of = (attrgetter(name) for name in ("grad", "dtype", "layout"))
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
@@ -104,18 +106,22 @@ def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, co
     """
     if not torch.compiler.is_compiling():
         mark_modified(tensors.rounded)
-    if not all(map(is_plain, tensors.rounded)):
+    if not are_plain(tensors.rounded):
         grads = [_placed_as(param, grad) for grad, param in zip(tensors.grads, tensors.rounded, strict=True)]
         tensors = tensors._replace(grads=grads).local()
     if schedule.is_constant:
         _update(tensors, options)
         return
-    steps = [step[0] if step.dim() else step for step in tensors.steps]
     by_decay, by_device = defaultdict(list), defaultdict(list)
     is_compiling = torch.compiler.is_compiling()
+    decays_of_counts = {count: schedule.decay_at(count + 1) for count in set(counts)}
+    if len(decays_of_counts) == 1:
+        _update(tensors, options._replace(ema_decay=decays_of_counts[counts[0]]))
+        return
+    steps = [step[0] if step.dim() else step for step in tensors.steps]
     for i, step in enumerate(steps):
         if counts:
-            by_decay[schedule.decay_at(counts[i] + 1)].append(i)
+            by_decay[decays_of_counts[counts[i]]].append(i)
         elif step.is_cpu and not is_compiling:
             by_decay[schedule.decay_at(int(step) + 1)].append(i)
         else:
@@ -137,6 +143,9 @@ def _placed_as(param: Any, grad: Any) -> Tensor:
 
 def _update(tensors: TensorLists, options: Options) -> None:
     """Update with the decay in the options; gradients of parameters with master weights are upcast first."""
+    if not torch.compiler.is_compiling() and all(map(is_, tensors.rounded, tensors.params)):
+        update(tensors._replace(rounded=[]), options)
+        return
     is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.rounded, tensors.params, strict=True)]
     if not any(is_rounded):
         update(tensors._replace(rounded=[]), options)
@@ -187,11 +196,25 @@ def step_buffer(buffer: FlatBuffer, runs: list[Run], options: Options, schedule:
     buffer.finish(runs)
 
 
+def _are_usual(params: list[Tensor]) -> bool:
+    """Return whether all parameters have gradients that need no further check, in a few passes."""
+    grads = list(map(_grad_of, params))
+    return (
+        set(map(type, grads)) <= {Tensor}
+        and set(map(type, params)) <= {Parameter}
+        and set(map(_dtype_of, params)) <= set(_REAL)
+        and all(map(is_, map(_dtype_of, grads), map(_dtype_of, params)))
+        and set(map(_layout_of, grads)) <= {torch.strided}
+    )
+
+
 def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGroup]) -> None:
     """Raise for gradients that a step does not support."""
     for i, group in enumerate(groups):
         flat_group = flat_groups.get(i)
         if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
+            continue
+        if not torch.compiler.is_compiling() and _are_usual(group["params"]):
             continue
         for j, param in enumerate(group["params"]):
             grad = param.grad

@@ -7,8 +7,10 @@ infinite average into nan, as in ``swa_utils``. Flattened parameters use the sam
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
@@ -39,6 +41,8 @@ __all__ = ["has_native_kernel", "implementation_for", "note_partial_update", "up
 # Elements per call of PyTorch's kernels, so that the averaging finds the new weights in the cache. A multiple of a
 # cache line, so that no element moves between vectorized and scalar code, which round differently.
 _CACHED_ELEMENTS = 2**20
+_is_cpu: Callable[[Tensor], bool] = attrgetter("is_cpu")
+_dtype_of: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
 _NATIVE_DTYPES = (torch.float32, torch.float64) if fused_adam_ and fused_adamw_ else ()
 
 
@@ -66,6 +70,11 @@ def update(tensors: TensorLists, options: Options) -> None:
         options = options._replace(lr=lr, ema_decay=ema_decay, found_inf=found_inf)
     if isinstance(lr, Tensor) or isinstance(ema_decay, Tensor) or found_inf is not None:
         single_tensor(tensors, options)
+        return
+    if not tensors.params:
+        return
+    if _are_native_and_contiguous(tensors):
+        _update_in_batches(tensors, options)
         return
     is_native = list(map(has_native_kernel, tensors.params, *tensors[2:5]))
     if all(is_native):
@@ -193,16 +202,29 @@ def _out_of_place_update(
 
 def multi_tensor(tensors: TensorLists, options: Options) -> None:
     """Perform a step with PyTorch's fused kernels, for tensors that support them; see ``has_native_kernel``."""
-    if tensors.params:
-        tensors = tensors._replace(grads=list(map(_match_strides, tensors.params, tensors.grads)))
-        parts = list(batches(tensors.params, _CACHED_ELEMENTS))
-        for part in parts:
-            _update_batch(tensors.part(part) if len(parts) > 1 else tensors, options)
+    grads = list(map(_match_strides, tensors.params, tensors.grads))
+    _update_in_batches(tensors._replace(grads=grads), options)
+
+
+def _are_native_and_contiguous(tensors: TensorLists) -> bool:
+    """Return whether :func:`has_native_kernel` is true for all parameters, in a few passes without Python's calls."""
+    return (
+        all(map(_is_cpu, tensors.params))
+        and set(map(_dtype_of, tensors.params)) <= set(_NATIVE_DTYPES)
+        and all(map(Tensor.is_contiguous, chain.from_iterable(tensors[:5])))
+    )
+
+
+def _update_in_batches(tensors: TensorLists, options: Options) -> None:
+    parts = list(batches(tensors.params, _CACHED_ELEMENTS))
+    for part in parts:
+        _update_batch(tensors.part(part) if len(parts) > 1 else tensors, options)
 
 
 def _update_batch(batch: TensorLists, options: Options) -> None:
     if options.bias_correction:
-        steps = [step if step.dim() == 0 else step[0] for step in batch.steps]
+        has_several = any(map(Tensor.dim, batch.steps))
+        steps = [step[0] if step.dim() else step for step in batch.steps] if has_several else batch.steps
     else:
         # The kernel always divides by 1 - beta**step, which is 1 for any beta after this many steps.
         steps = [torch.tensor(2**62, device="cpu")] * len(batch.steps)

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Options", "TensorLists", "batches", "is_dense", "is_dtensor", "is_plain", "local", "mark_modified"]
+__all__ = [
+    "Options",
+    "TensorLists",
+    "are_plain",
+    "batches",
+    "is_dense",
+    "is_dtensor",
+    "is_plain",
+    "local",
+    "mark_modified",
+]
 
 
 class Options(NamedTuple):
@@ -59,6 +69,13 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, Parameter)
 
 
+def are_plain(tensors: Iterable[Tensor]) -> bool:
+    """Return whether :func:`is_plain` is true for all tensors."""
+    if torch.compiler.is_compiling():
+        return all(map(is_plain, tensors))
+    return set(map(type, tensors)) <= {Tensor, Parameter}
+
+
 def is_dtensor(tensor: object) -> bool:
     """Return whether a tensor is a ``DTensor``."""
     # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
@@ -76,14 +93,20 @@ def mark_modified(params: Iterable[Tensor]) -> None:
 
     torch's fused kernels for CPUs do not, nor does a write to the shard of a ``DTensor``.
     """
-    torch.autograd.graph.increment_version([param for param in params if not param.is_inference()])
+    params = list(params)
+    if any(map(Tensor.is_inference, params)):
+        params = [param for param in params if not param.is_inference()]
+    torch.autograd.graph.increment_version(params)
 
 
 def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
     """Split a list into batches of at most ``limit`` elements; a larger parameter gets its own batch."""
+    sizes = [param.numel() for param in params]
+    if sum(sizes) <= limit:
+        yield slice(0, len(params))
+        return
     start = elements = 0
-    for i, param in enumerate(params):
-        size = param.numel()
+    for i, size in enumerate(sizes):
         if i > start and elements + size > limit:
             yield slice(start, i)
             start, elements = i, 0
