@@ -142,9 +142,8 @@ void apply_fused_ema_adam_list(const std::vector<at::Tensor>& grads, const std::
     const auto with_call = [&](size_t i, const auto& function) {
         return DispatchOf<ApplyFusedEmaAdam>::checked(
             [&](const at::Tensor& grad, const at::Tensor& var, const at::Tensor& m, const at::Tensor& v,
-                const at::Tensor& s, const at::Tensor& step, auto... numbers) {
-                return function(Tensors{grad, var, m, v, s, step}, numbers...);
-            },
+                const at::Tensor& s, const at::Tensor& step,
+                auto... numbers) { return function(Tensors{grad, var, m, v, s, step}, numbers...); },
             grads[i], vars[i], ms[i], vs[i], ss[i], steps[i], lr, ema_decay, beta1, beta2, eps, weight_decay_mode,
             bias_correction, weight_decay);
     };
