@@ -182,8 +182,7 @@ template <class Operator, class... Arguments>
 void enqueue(Launch& launch, const Workspace& workspace, const Arguments&... arguments) {
     const PhaseTwoCall& call = launch.enqueue(workspace);
     if (call.status() != aclnn::kSuccess) {
-        raise_status(Operator::cann, Phase::kTwo, call.status(), call.message(),
-                     describe_call<Operator>(arguments...));
+        raise_status(Operator::cann, Phase::kTwo, call.status(), call.message(), describe_call<Operator>(arguments...));
     }
     launches_of<Operator>.fetch_add(1, std::memory_order_relaxed);
 }
