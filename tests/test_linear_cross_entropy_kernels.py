@@ -5,7 +5,7 @@ from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.functional.linear_cross_entropy.autograd import LOSS
+from torch_aclnn_ops.functional.linear_cross_entropy.autograd import LOSS, statistics
 from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.tiling import LOGITS_BYTES, LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
@@ -134,6 +134,26 @@ def test_a_tangent_of_the_losss_factor_reaches_the_gradients(loss, factor):
         scale = forward_ad.make_dual(made.new_tensor(factor), made.new_tensor(3.0))
         for found, gradient in zip(torch.autograd.grad(made * scale, (input, head)), expected, strict=True):
             torch.testing.assert_close(forward_ad.unpack_dual(found).tangent, 3 * gradient)
+
+
+def test_a_tangent_of_the_gradients_of_rows_reaches_the_gradients():
+    input, head, target = _tensors()
+    losses = ours.linear_cross_entropy(input, head, target, reduction="none")
+    grad, tangent = torch.rand(2, N, dtype=torch.float64)
+    expected = torch.autograd.grad(losses, (input, head), tangent, retain_graph=True)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(grad, tangent)
+        for found, gradient in zip(torch.autograd.grad(losses, (input, head), dual), expected, strict=True):
+            torch.testing.assert_close(forward_ad.unpack_dual(found).tangent, gradient)
+
+
+def test_the_gradient_of_an_upcast_input_is_not_rounded():
+    # Ranks that share a vocabulary add up such gradients.
+    input, head, target = _tensors(torch.float16)
+    wide = input.detach().float().requires_grad_()
+    inputs = Inputs(wide, head, None, target, None, LogitOptions(), RequestedOutputs(gradients=(True, True, False)))
+    of_input, of_head = torch.autograd.grad(statistics(inputs).log_sum_exp.sum(), (wide, head))
+    assert of_head.dtype == torch.float16 and not torch.equal(of_input, of_input.half().float())
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -189,7 +189,8 @@ def test_this_holds_in_compiled_code(name, options):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_shard_with_all_classes_masked_does_not_contribute(smoothing):
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_shard_with_all_classes_masked_does_not_contribute(smoothing, create_graph):
     input, head, target = torch.randn(4, 3).double(), torch.randn(9, 3).double(), torch.tensor([5, 8, 6, 7])
     bias = torch.zeros(9).double().index_fill(0, torch.arange(4), -INF)
     shards = [slice(0, 4), slice(4, 9)]
@@ -210,7 +211,7 @@ def test_a_shard_with_all_classes_masked_does_not_contribute(smoothing):
     if smoothing:
         loss = loss - smoothing / 9 * reduced.weighted
     expected = functional.cross_entropy(functional.linear(*leaves), target, label_smoothing=smoothing, reduction="none")
-    results = [(one, *torch.autograd.grad(one.sum(), leaves)) for one in (loss, expected)]
+    results = [(one, *torch.autograd.grad(one.sum(), leaves, create_graph=create_graph)) for one in (loss, expected)]
     torch.testing.assert_close(*results)
 
 

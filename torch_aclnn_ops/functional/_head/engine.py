@@ -140,7 +140,7 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         loss, made, needed = ctx.loss, ctx.gradients, ctx.needs_input_grad[:STUDENT]
         ctx.gradients = None
-        if torch.is_grad_enabled() or (not ctx.has_factors and any(is_batched(grad) for grad in grads)):
+        if torch.is_grad_enabled() or (not ctx.has_factors and any(map(_is_transformed, grads))):
             made = _differentiable_gradients(loss, *_saved(ctx), needed, grads)
         elif not ctx.has_factors:
             call, results, _ = _saved(ctx)
@@ -153,12 +153,18 @@ class _Function(torch.autograd.Function):
             if is_batched(grads[0]):
                 ctx.gradients = made  # not consumed: scaled() is out of place then
             made = scaled(made, grads[0])
-        if ctx.dtype != torch.float32:
-            made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
+        # Each to its own: ranks that share a vocabulary upcast the input, whose gradients they add up.
+        pairs = zip(made, ctx.dtypes, strict=True)
+        made = [None if gradient is None else gradient.to(dtype) for gradient, dtype in pairs]
         return *made, None, None, None
 
 
 _apply = fast_apply(_Function)
+
+
+def _is_transformed(grad: Tensor) -> bool:
+    """Return whether a gradient is batched or has a tangent, which the kernels do not support."""
+    return is_batched(grad) or has_tangent(grad)
 
 
 def _save(ctx: Any, loss: HeadLoss, call: Any, results: Results, factors: Sequence[Tensor | None] | None) -> None:
@@ -166,7 +172,8 @@ def _save(ctx: Any, loss: HeadLoss, call: Any, results: Results, factors: Sequen
     tensors = loss.tensors(call)
     ctx.inference = [one if one is not None and one.is_inference() else None for one in tensors]
     savable = [one if kept is None else None for one, kept in zip(tensors, ctx.inference, strict=True)]
-    ctx.loss, ctx.dtype, ctx.has_factors = loss, call[1].dtype, factors is not None
+    ctx.loss, ctx.has_factors = loss, factors is not None
+    ctx.dtypes = [None if one is None else one.dtype for one in call[:STUDENT]]
     ctx.call = loss.replace(call, (None,) * STUDENT, (None,) * len(tensors))
     ctx.save_for_backward(*call[:STUDENT], *savable, *(results if factors is None else factors))
 

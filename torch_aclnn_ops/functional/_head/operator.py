@@ -134,7 +134,8 @@ class HeadOperator:
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         call, factors = self._split(inputs)
-        ctx.dtype, ctx.needed, ctx.number = call[0].dtype, self._loss.needed(call), len(inputs)
+        ctx.needed, ctx.number = self._loss.needed(call), len(inputs)
+        ctx.dtypes = [argument.dtype for argument in compress(inputs, ctx.needed)]
         ctx.has_factors = factors is not None
         if ctx.has_factors:
             ctx.save_for_backward(*output[1 : 1 + sum(ctx.needed)])
@@ -161,7 +162,7 @@ class HeadOperator:
             again = self._loss.backward_call(call, results)
             factors = self._loss.factors_of(call, grads)
             made = self._operator(*self._loss.flatten(again), *factors)[1 : 1 + sum(ctx.needed)]
-        found = [gradient.to(ctx.dtype) for gradient in made]
+        found = [gradient.to(dtype) for gradient, dtype in zip(made, ctx.dtypes, strict=True)]
         return *scatter(ctx.needed, found), *(None,) * (ctx.number - STUDENT)
 
 

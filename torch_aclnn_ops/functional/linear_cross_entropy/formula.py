@@ -1,5 +1,7 @@
 """The statistics of rows in differentiable torch calls, for derivatives that the kernels do not have."""
 
+import math
+
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
@@ -27,8 +29,14 @@ def statistics_of_rows(inputs: Inputs) -> tuple[Tensor, ...]:
     if options.temperature != 1:
         logits = logits / options.temperature
     logits_max = logits.detach().amax(1)
-    shifted = logits - logits_max.unsqueeze(1)
-    log_sum_exp = shifted.exp().sum(1).log()
+    shifted = finite = logits - logits_max.unsqueeze(1)
+    is_masked = None
+    if options.is_shard and linear_bias is not None:
+        # A bias of -inf may mask all classes of a shard, which then has a weight of 0 and no derivative.
+        is_masked = logits_max == -math.inf
+        shifted = logits - logits_max.masked_fill(is_masked, 0).unsqueeze(1)
+        finite = shifted.masked_fill(is_masked.unsqueeze(1), 0)
+    log_sum_exp = finite.exp().sum(1).log()
     if target.is_floating_point():
         distribution = widen(target) if class_weight is None else widen(target) * class_weight
         predicted = (distribution * shifted).sum(1)
@@ -39,9 +47,12 @@ def statistics_of_rows(inputs: Inputs) -> tuple[Tensor, ...]:
         results.append((shifted if class_weight is None else shifted * class_weight).sum(1))
     if requested.entropy:
         # - sum p log p, where p log p is 0 at p = 0.
-        probabilities = shifted.softmax(1)
-        finite = shifted.masked_fill(probabilities == 0, 0)
-        results.append(log_sum_exp - (probabilities * finite).sum(1))
+        probabilities = finite.softmax(1)
+        results.append(log_sum_exp - (probabilities * finite.masked_fill(probabilities == 0, 0)).sum(1))
+    if is_masked is not None:
+        results[1] = log_sum_exp.masked_fill(is_masked, -math.inf)
+        if requested.entropy:
+            results[-1] = results[-1].masked_fill(is_masked, 0)
     if ignored is not None:
         results = [result.masked_fill(ignored, 0) for result in results]
     if requested.predicted_tokens:
