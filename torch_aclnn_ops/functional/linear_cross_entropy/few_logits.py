@@ -2,6 +2,7 @@
 
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
+from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, check_targets
 from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
@@ -37,7 +38,7 @@ def loss_of_few_logits(inputs: Inputs, options: LossOptions) -> Tensor:
     Unlike in torch's, rows that are ignored may hold inf and nan.
     """
     input, target = widen(inputs.input), inputs.target
-    if not values_are_readable(target):
+    if not values_are_readable(target) or in_dispatch_mode():
         return _loss_on_device(input, inputs, options)
     classes, ignore_index = inputs.linear_weight.shape[0], options.ignore_index
     lowest, highest = (int(bound) for bound in target.aminmax())

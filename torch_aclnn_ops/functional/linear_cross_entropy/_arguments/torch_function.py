@@ -95,7 +95,8 @@ def _are_supported_tensors(
     if not isinstance(target, Tensor):
         return False
     plain = are_plain(input, linear_weight, target, linear_bias, weight)
-    if plain and input is not None and linear_bias is None and weight is None:  # the most frequent call, for speed
+    # The most frequent call, for speed.
+    if plain and input is not None and linear_weight is not None and linear_bias is None and weight is None:
         dtype, device = input.dtype, input.device
         if dtype is torch.float32 and linear_weight.dtype is dtype and input.layout is linear_weight.layout:
             if linear_weight.device == device and target.device == device and input.layout is torch.strided:
