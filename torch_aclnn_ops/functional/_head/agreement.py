@@ -88,7 +88,7 @@ def summarize(
     same, surplus, zeros = _constants(values, dtype, input.device).split((len(call), 1, _PROBES))
     fingerprint = zeros[:1]
     if target is not None:
-        odd = torch.arange(1, 2 * target.shape[0], 2, device=target.device)
+        odd = torch.arange(1, 2 * target.shape[0] + 1, 2, device=target.device)
         fingerprint = (target.detach() * odd).sum().remainder(_EXACT).reshape(1).to(dtype)
     numbers = [_numbers_of(weight, zeros) for weight in weights]
     probes = [_probe(rows, zeros) for rows in (input, other)]
