@@ -218,3 +218,18 @@ def test_the_default_device_does_not_change_the_device_of_the_step_counts():
     with torch.device("meta"):
         steps = [state["step"] for state in optimizer.state_dict()["state"].values()]
     assert [step.device.type for step in steps] == ["cpu"] * len(list(model.parameters()))
+
+
+def test_options_may_be_in_another_order_than_in_the_steps_before():
+    weight = nn.Parameter(torch.zeros(4))
+    optimizer = FusedEmaAdam([weight], lr=0.1)
+    for maximize in (False, True):
+        saved = optimizer.state_dict()
+        group = saved["param_groups"][0] | {"maximize": maximize, "bias_correction": not maximize}
+        order = {"maximize": "bias_correction", "bias_correction": "maximize"} if maximize else {}
+        saved["param_groups"] = [{order.get(name, name): group[order.get(name, name)] for name in group}]
+        optimizer.load_state_dict(saved)
+        before = weight.detach().clone()
+        weight.grad = torch.ones(4)
+        optimizer.step()
+        assert ((weight > before) == maximize).all()

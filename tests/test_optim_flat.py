@@ -142,6 +142,48 @@ def test_an_assigned_gradient_is_copied_and_replaced_by_the_view():
     assert views[1].tolist() == [2.0] * 3 and given.tolist() == [1.0] * 6
 
 
+def _exchange_grads(optimizer, first, second):
+    first.grad, second.grad = second.grad, first.grad
+
+
+def _exchange_data(optimizer, first, second):
+    first.data, second.data = second.data, first.data
+
+
+def _exchange_views_of_data(optimizer, first, second):
+    first.data, second.data = second.detach().view(-1), first.detach().view(-1)
+
+
+def _exchange_states(optimizer, first, second):
+    of_first, of_second = optimizer.state[first], optimizer.state[second]
+    for name in ("exp_avg", "exp_avg_sq", "ema_params"):
+        of_first[name], of_second[name] = of_second[name], of_first[name]
+
+
+@pytest.mark.parametrize("group_of_second", [0, 1], ids=["of a group", "of two groups"])
+@pytest.mark.parametrize(
+    "exchange",
+    [_exchange_grads, _exchange_data, _exchange_views_of_data, _exchange_states],
+    ids=["gradients", "data", "views of data", "states"],
+)
+def test_parameters_may_exchange(exchange, group_of_second):
+    runs = []
+    for flatten in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        first, second = (nn.Parameter(torch.randn(64, generator=generator)) for _ in range(2))
+        groups = [{"params": [first]}, {"params": [second]}] if group_of_second else [first, second]
+        optimizer = FusedEmaAdam(groups, **SETTINGS, flatten=flatten)
+        for step in range(4):
+            for weight in (first, second):
+                grad = torch.randn(64, generator=generator)
+                weight.grad = grad if weight.grad is None else weight.grad.copy_(grad)
+            if step == 2:
+                exchange(optimizer, first, second)
+            optimizer.step()
+        runs.append([first.detach(), second.detach(), *states_of(optimizer)])
+    assert_all_equal(*runs)
+
+
 def test_parameters_that_share_a_gradient_have_views_of_their_own():
     flat, plain = both()
     for model, optimizer in (flat, plain):

@@ -271,3 +271,16 @@ def test_data_of_the_same_shape_may_be_replaced(replace, dtype, master_weights, 
         model = nn.ParameterList(weights)
         results.append([*(weight.detach() for weight in weights), *averages_of(model, optimizer)])
     assert_all_close(*results, 1e-6 if dtype == torch.float32 or master_weights else 1e-2)
+
+
+def test_another_dtype_at_the_same_address_is_seen():
+    memory = torch.ones(64)
+    weight = nn.Parameter(memory.view(torch.float16)[:64].fill_(1))
+    optimizer = FusedEmaAdam([weight], lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    weight.grad = None
+    weight.data = memory.fill_(1)
+    weight.grad = torch.ones(64)
+    optimizer.step()
+    assert weight.dtype == torch.float32 and (weight < 0.95).all()

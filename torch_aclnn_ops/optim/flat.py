@@ -1,5 +1,6 @@
 """Flattened parameters: contiguous buffers for the weights, gradients and states of many parameters."""
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from itertools import chain
@@ -73,6 +74,8 @@ class FlatBuffer:
         self._strides = list(map(Tensor.stride, self.params))
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
         self._addresses = list(map(Tensor.data_ptr, chain(self._param_views, self._grad_views)))
+        buffers = self.weights, self.grads, *self.states.values()
+        self.bounds = [bound for one in buffers for bound in (one.data_ptr(), one.data_ptr() + one.nbytes)]
         self.all_states = states
         self.counts = StepCounts([self.steps])
         # The runs if all parameters have gradients and the same step count.
@@ -123,12 +126,29 @@ class FlatBuffer:
         """Copy parameters and states that a program has assigned into the buffers, and replace them by views."""
         for param, view in zip(self.params, self._param_views, strict=True):
             if param.data_ptr() != view.data_ptr() or param.stride() != view.stride():
-                view.copy_(param.detach().clone() if self.holds(param) else param.detach())
+                view.copy_(param.detach())
                 param.data = view
                 if self._cached is not None:
                     self._cached.forget_versions()
         if not self.has_own_states():
             self._take_states(param for param in self.params if has_state(self.all_states, param))
+
+    def separate(self, is_inside: Callable[[Tensor], bool], have_moved: bool) -> None:
+        """Clone what lies in a buffer, but not in its own place."""
+        if not self._has_own_grads:
+            for param, grad, view in zip(self.params, map(_grad_of, self.params), self._grad_views, strict=True):
+                if grad is not None and grad is not view and is_inside(grad):
+                    param.grad = grad.clone()
+        if have_moved:
+            for param, view in zip(self.params, self._param_views, strict=True):
+                if (param.data_ptr() != view.data_ptr() or param.stride() != view.stride()) and is_inside(param):
+                    param.data = param.detach().clone()
+            for i, param in enumerate(self.params):
+                state = self.all_states.get(param, {})
+                for name, buffer in self.states.items():
+                    value, place = state.get(name), buffer.data_ptr() + self._begins[i] * buffer.element_size()
+                    if isinstance(value, Tensor) and value.data_ptr() != place and is_inside(value):
+                        state[name] = value.clone()
 
     def _take_states(self, params: Iterable[Tensor]) -> None:
         places = {param: i for i, param in enumerate(self.params)}
@@ -302,6 +322,18 @@ class FlatGroup:
             (not have_moved or buffer.are_params_views()) and buffer.has_own_states() and not buffer.new_params()
             for buffer in self.buffers
         )
+
+
+def separate(flat_groups: Iterable[FlatGroup], have_moved: bool) -> None:
+    """Clone what a program has moved from one place of the buffers to another, before any place is written.
+
+    So that parameters may exchange gradients, data and states.
+    """
+    buffers = [buffer for flat_group in flat_groups for buffer in flat_group.buffers]
+    bounds = sorted(bound for buffer in buffers for bound in buffer.bounds)
+    for buffer in buffers:
+        # An odd number of bounds lies before what is inside a buffer.
+        buffer.separate(lambda tensor: bisect(bounds, tensor.data_ptr()) % 2 == 1, have_moved)
 
 
 def is_shared(param: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
-from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
+from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run, separate
 from torch_aclnn_ops.optim.memory import check_memory, check_params, keep_once
 from torch_aclnn_ops.optim.options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
@@ -262,10 +262,11 @@ class FusedEmaAdam(EmaOptimizer):
         """Make everything that the groups' updates need, before any of them is written."""
         all_work = []
         is_flattened = self._flatten and not torch.compiler.is_compiling()
+        moved = self._flatten_groups(have_moved) if is_flattened else set()
         for i, (options, _) in enumerate(parsed):
             work = Work(TensorLists([], [], [], [], [], [], []), ParamsWithoutGrad([], [], []), [], [])
             all_work.append(work)
-            if is_flattened and not self._prepare_flat(i, options, have_moved, work):
+            if is_flattened and not self._prepare_flat(i, options, i in moved, work):
                 continue
             # Also of the parameters without a gradient: steps, master weights, parameters.
             everything: tuple[list[Tensor], ...] = work.steps, [], []
@@ -274,12 +275,22 @@ class FusedEmaAdam(EmaOptimizer):
                 sync_masters_from_params(*everything[1:])
         return all_work
 
-    def _prepare_flat(self, i: int, options: Options, have_moved: bool, work: Work) -> list[Tensor]:
+    def _flatten_groups(self, have_moved: bool) -> set[int]:
+        """Make the buffers of the groups; return which groups have parameters or states that are not views of them."""
+        moved = set()
+        for i, group in enumerate(self.param_groups):
+            flat_group = self._flat_groups.get(i)
+            if flat_group is None or not flat_group.fits(group, have_moved):
+                flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
+            if not flat_group.are_views(self.state, have_moved):
+                moved.add(i)
+        separate([self._flat_groups[i] for i in range(len(self.param_groups))], bool(moved))
+        return moved
+
+    def _prepare_flat(self, i: int, options: Options, has_moved: bool, work: Work) -> list[Tensor]:
         """Gather the flattened parameters of a group; return the others."""
-        group, flat_group = self.param_groups[i], self._flat_groups.get(i)
-        if flat_group is None or not flat_group.fits(group, have_moved):
-            flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
-        if not flat_group.are_views(self.state, have_moved):
+        group, flat_group = self.param_groups[i], self._flat_groups[i]
+        if has_moved:
             self._captures.before_new_states()
             for buffer in flat_group.buffers:
                 buffer.take_params_and_states()

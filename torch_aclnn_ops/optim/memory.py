@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from operator import eq, is_
+from operator import attrgetter, eq, is_
 from typing import Any
 
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
@@ -14,16 +14,18 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 _Groups = Sequence[dict[str, Any]]
+_dtype_of = attrgetter("dtype")
 
 
 class Placement:
-    """A snapshot of the addresses, strides and sizes of an optimizer's parameters."""
+    """A snapshot of the addresses, dtypes, sizes and strides of an optimizer's parameters."""
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
         self._plain: list[Tensor] = []
         self._others: list[Tensor] = []
         self._addresses: list[int] = []
+        self._dtypes: list[torch.dtype] = []
         self._numels: list[int] = []
         self._strides: list[object] = []
         self._locations: list[object] = []
@@ -36,6 +38,7 @@ class Placement:
             is_usual = is_plain(param) and _has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)
         self._addresses = list(map(Tensor.data_ptr, self._plain))
+        self._dtypes = list(map(_dtype_of, self._plain))
         self._numels = list(map(Tensor.numel, self._plain))
         self._strides = list(map(Tensor.stride, self._plain))
         self._locations = list(map(_location, self._others))
@@ -44,11 +47,12 @@ class Placement:
         """Return whether the parameters match the snapshot."""
         params = [param for group in groups for param in group["params"]]
         # Compared one by one: thousands of tuples that live at the same time start Python's garbage collector. The
-        # address implies the device and the dtype; without other strides or numels no shape is another.
+        # address implies the device, and numel and strides the shape of a tensor without gaps.
         return (
             len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and all(map(eq, map(Tensor.data_ptr, self._plain), self._addresses))
+            and all(map(is_, map(_dtype_of, self._plain), self._dtypes))
             and all(map(eq, map(Tensor.numel, self._plain), self._numels))
             and all(map(eq, map(Tensor.stride, self._plain), self._strides))
             and all(map(eq, map(_location, self._others), self._locations))

@@ -117,7 +117,7 @@ class CheckedOptions:
 
     def of(self, group: dict[str, Any]) -> "tuple[Options, EmaSchedule]":
         """Return the parsed options of a group."""
-        values = list(group.values())
+        values = [*group, *group.values()]  # a checkpoint may have the options in another order
         # Tensors and lists are mutable.
         is_fixed = not isinstance(group["lr"], Tensor) and isinstance(group["betas"], tuple)
         is_known = is_fixed and len(values) == len(self._values) and all(map(is_, values, self._values))
