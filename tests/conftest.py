@@ -23,6 +23,8 @@ assert torch_aclnn_ops.__version__
 if _torch_npu.why_unavailable() is not None:
     # For programs that the tests run and that import torch first.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+# Processes on the host NPU that the tests start compute in float64, too, which PyTorch's products refuse on a device.
+os.environ.setdefault("HOST_NPU_DTYPES", "torch")
 
 # Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
 torch.set_num_threads(1)

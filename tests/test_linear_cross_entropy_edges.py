@@ -222,13 +222,13 @@ _WRONG = {
     ),
     "transposed head": (
         {"linear_weight": torch.ones(4, 6)},
-        "linear_weight must have input's 4 features in its last dimension, but it has shape [4, 6]; pass hidden"
-        " states, not logits, as input, and linear_weight with shape (C, H)",
+        "linear_weight must have shape (C, 4) or (C, d_1, ..., d_K, 4), but it has shape [4, 6]; pass hidden states,"
+        " not logits, as input, and linear_weight with shape (C, H)",
     ),
     "logits": (
         {"input": torch.ones(3, 5)},
-        "linear_weight must have input's 5 features in its last dimension, but it has shape [5, 4]; pass hidden"
-        " states, not logits, as input, and linear_weight with shape (C, H)",
+        "linear_weight must have shape (C, 5) or (C, d_1, ..., d_K, 5), but it has shape [5, 4]; pass hidden states,"
+        " not logits, as input, and linear_weight with shape (C, H)",
     ),
     "logits of a batch": (
         {"input": torch.ones(1, 3, 5), "target": torch.zeros(1, 3, dtype=torch.int64)},

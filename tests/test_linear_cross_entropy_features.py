@@ -400,15 +400,14 @@ def test_an_invalid_option_raises(options, exception, sentence):
 
 # An argument that is wrong with an input of shape (B, T, H), and what the sentence says.
 WRONG_WITH_BATCHES = [
-    ({"input": torch.ones(2, 3, H, dtype=torch.int64)}, TypeError, "have a floating-point dtype and .*torch.int64"),
-    ({"input": torch.ones(2, 3, H) + 0j}, TypeError, "have a floating-point dtype and .* torch.complex64"),
+    ({"input": torch.ones(2, 3, H, dtype=torch.int64)}, RuntimeError, "have a floating-point dtype, .*torch.int64"),
+    ({"input": torch.ones(2, 3, H) + 0j}, RuntimeError, "have a floating-point dtype, .* torch.complex64"),
     ({"linear_weight": None}, TypeError, "be a Tensor, but it is None"),
     ({"linear_weight": torch.ones(C, H + 1)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 3\]"),
     ({"linear_weight": torch.ones(C, 2, H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 2, 2\]"),
     ({"linear_weight": torch.ones(H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{H}\]"),
     ({"linear_weight": torch.ones(0, H)}, RuntimeError, "have at least one class, but it has shape"),
     ({"linear_weight": torch.ones(C, H).double()}, RuntimeError, "have dtype torch.float32, as input has, but .*64"),
-    ({"linear_weight": torch.ones(C, H).to_sparse()}, TypeError, ".* be strided, but .* torch.sparse_coo"),
     ({"linear_weight": torch.ones(C, H, device="meta")}, RuntimeError, "be on cpu, as input is, but it is on meta"),
     ({"target": torch.zeros(6, dtype=torch.int64)}, RuntimeError, r"have shape \[2, 3\] or .*, but it has shape \[6\]"),
     (
@@ -423,11 +422,6 @@ WRONG_WITH_BATCHES = [
     ({"linear_bias": 1.0}, TypeError, "be None or a Tensor, but it is 1.0"),
     ({"weight": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
     ({"weight": torch.ones(C).double()}, RuntimeError, "have dtype torch.float32, but it has .*64"),
-    (
-        {"weight": torch.ones(C).double(), "target": torch.full((2, 3, C), 1 / C)},
-        RuntimeError,
-        "have dtype torch.float32, but it has .*64",
-    ),
     ({"weight": torch.ones(C).requires_grad_()}, RuntimeError, "not require grad with class indices as target"),
     ({"reduction": "average"}, ValueError, "be one of .*, but it is 'average'"),
     ({"label_smoothing": 1.5}, RuntimeError, "be a number from 0 to 1, but it is 1.5"),

@@ -84,7 +84,7 @@ LEFT_TO_TORCH = {
     "mse_loss": lambda: F.mse_loss(_INTEGERS, _INTEGERS, reduction="sum"),
     "binary_cross_entropy": lambda: F.binary_cross_entropy(_TABLE, _TABLE.double()),
     "embedding": lambda: F.embedding(_INTEGERS, _TABLE.requires_grad_(), sparse=True).sum().backward(),
-    "linear_cross_entropy": lambda: F.linear_cross_entropy(_TABLE[:2], _TABLE, _INTEGERS.int()),
+    "linear_cross_entropy": lambda: F.linear_cross_entropy(_TABLE[:2].to_sparse(), _TABLE, _INTEGERS),
 }
 
 

@@ -10,7 +10,8 @@ from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
-from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run, separate
+from torch_aclnn_ops.optim.flat import flatten_groups
+from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
 from torch_aclnn_ops.optim.memory import check_memory, check_params, keep_once
 from torch_aclnn_ops.optim.options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
@@ -262,7 +263,7 @@ class FusedEmaAdam(EmaOptimizer):
         """Make everything that the groups' updates need, before any of them is written."""
         all_work = []
         is_flattened = self._flatten and not torch.compiler.is_compiling()
-        moved = self._flatten_groups(have_moved) if is_flattened else set()
+        moved = flatten_groups(self.param_groups, self._flat_groups, self.state, have_moved) if is_flattened else set()
         for i, (options, _) in enumerate(parsed):
             work = Work(TensorLists([], [], [], [], [], [], []), ParamsWithoutGrad([], [], []), [], [])
             all_work.append(work)
@@ -274,18 +275,6 @@ class FusedEmaAdam(EmaOptimizer):
             if torch.compiler.is_compiling():  # compiled code has no check whether parameters were modified
                 sync_masters_from_params(*everything[1:])
         return all_work
-
-    def _flatten_groups(self, have_moved: bool) -> set[int]:
-        """Make the buffers of the groups; return which groups have parameters or states that are not views of them."""
-        moved = set()
-        for i, group in enumerate(self.param_groups):
-            flat_group = self._flat_groups.get(i)
-            if flat_group is None or not flat_group.fits(group, have_moved):
-                flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
-            if not flat_group.are_views(self.state, have_moved):
-                moved.add(i)
-        separate([self._flat_groups[i] for i in range(len(self.param_groups))], bool(moved))
-        return moved
 
     def _prepare_flat(self, i: int, options: Options, has_moved: bool, work: Work) -> list[Tensor]:
         """Gather the flattened parameters of a group; return the others."""

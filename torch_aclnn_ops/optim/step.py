@@ -14,7 +14,8 @@ from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, batches, is_dtensor, mark_modified
-from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
+from torch_aclnn_ops.optim.flat import FlatGroup
+from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import CachedState, has_state
 

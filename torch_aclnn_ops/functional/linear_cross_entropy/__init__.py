@@ -2,7 +2,7 @@
 
 The function in this module calls ``implementations``, which chooses one implementation. It weights and reduces rows
 with ``losses``, is differentiated by ``autograd``, and runs the kernels in
-:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``_arguments`` checks the arguments, ``formula`` has the
+:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``rules`` says what the arguments must be, ``formula`` has the
 differentiable mathematics, and ``vocab_parallel`` computes the statistics of a vocabulary sharded over processes.
 """
 
@@ -17,20 +17,20 @@ from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_on_rows, call_torch_or_raise
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
-    check_logit_options,
-    check_outputs,
-)
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import checked_shift, shift_results, shift_targets
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import (
-    TorchArguments,
-    are_plain,
-    is_supported,
-)
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_forward
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
+from torch_aclnn_ops.functional.linear_cross_entropy.options import (
+    check_logit_options,
+    check_outputs,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy.rules import check_arguments, leave_to_torch
+from torch_aclnn_ops.functional.linear_cross_entropy.shift import checked_shift, shift_results, shift_targets
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
+    TorchArguments,
+    are_plain,
+    is_left_to_torch,
+)
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
 
@@ -193,10 +193,10 @@ def linear_cross_entropy(
     places = 0 if shift is False else checked_shift(shift, given.target, given.linear_weight)
     if places:
         given, token_weight = shift_targets(given, token_weight, places)
-    classes = None if shards is None else shards.total
-    is_valid = is_supported(given, classes)
-    if not is_valid or is_disabled():
+    is_torchs = is_left_to_torch(given)
+    if is_torchs or is_disabled():
         ours = {
+            "process_group": shards is not None,
             "softcap": softcap is not None,
             "lse_square_scale": square_scale != 0,
             "temperature": temperature != 1,
@@ -204,11 +204,10 @@ def linear_cross_entropy(
             "zero_if_all_ignored": zero_if_all_ignored,
             "outputs": bool(requested),
         }
-        if not is_valid:
-            return call_torch_or_raise(given, classes, options, shift=places != 0, **ours)
-        if shards is None and not any(ours.values()):
-            loss = call_torch_on_rows(given, options)
+        if is_torchs or not any(ours.values()):
+            loss = leave_to_torch(given, options, ours)
             return shift_results(loss, places) if places else loss
+    check_arguments(given, None if shards is None else shards.total)
     ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, requested)
     call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)

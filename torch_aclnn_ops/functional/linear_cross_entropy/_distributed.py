@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_aclnn_ops.functional._head.collectives import Members
 from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments
 
 import torch.distributed as dist
 from torch import Tensor

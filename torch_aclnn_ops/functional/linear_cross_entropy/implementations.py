@@ -21,10 +21,6 @@ from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precisio
 from torch_aclnn_ops.functional._head.arguments import check_token_weight
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
-    check_outputs_of_probabilities,
-)
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.fused_loss import fused_loss
@@ -38,6 +34,10 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     rows_of,
     with_outputs,
 )
+from torch_aclnn_ops.functional.linear_cross_entropy.options import (
+    check_outputs_of_probabilities,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs

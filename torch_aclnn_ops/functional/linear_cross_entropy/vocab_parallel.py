@@ -15,9 +15,9 @@ from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._head.agreement import ROWS, Call, compare_summaries, size_of, summarize
 from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, raise_if_compiled_transform
 from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, distribution_sums
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine

@@ -2,8 +2,8 @@
 
 from torch_aclnn_ops._head_options import check_shift
 from torch_aclnn_ops.functional._head.arguments import labels_to_rows, rows_to_labels
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments
 
 from torch import Tensor
 

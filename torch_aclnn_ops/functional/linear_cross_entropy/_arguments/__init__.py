@@ -1,1 +1,0 @@
-"""Argument checks of the linear cross entropy: PyTorch's arguments first, then further options."""

@@ -1,0 +1,117 @@
+"""The arguments of PyTorch's function of the same name: which are left to it, and the call of that function."""
+
+from typing import NamedTuple
+
+from torch_aclnn_ops._call_log import Implementation, log_call
+from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._torch_compat import public
+from torch_aclnn_ops._torch_compat.public import Buffer, LinearCrossEntropyOptions
+from torch_aclnn_ops.functional._drop_in import (
+    call_torch_function,
+    float32_autocast_dtype,
+    lower_precision_autocast_dtype,
+    overrides_torch,
+    why_left_to_torch,
+)
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+_PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
+
+
+class TorchArguments(NamedTuple):
+    """The arguments of PyTorch's function, except for ``options``."""
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: str
+    ignore_index: int | None
+    label_smoothing: float
+
+
+def are_plain(*tensors: object) -> bool:
+    """Return whether no argument is an instance of a tensor subclass."""
+    for tensor in tensors:  # faster than all()
+        if type(tensor) not in _PLAIN_TYPES:
+            return False
+    return True
+
+
+def to_loss_dtype(input: Tensor, weight: Tensor) -> Tensor:
+    """Cast weights of classes or rows to the dtype in which losses are computed."""
+    return weight.to(accumulation_dtype(lower_precision_autocast_dtype(input)))
+
+
+def is_left_to_torch(given: TorchArguments) -> bool:
+    """Return whether PyTorch's function takes a call.
+
+    Left to it are tensor subclasses, sparse tensors, a head of no positions, and probabilities with class weights of
+    another dtype, to which it promotes. What is no tensor is not: the rules refuse it.
+    """
+    for tensor in given[:5]:
+        if type(tensor) in _PLAIN_TYPES:
+            if tensor is not None and tensor.layout is not torch.strided:
+                return True
+        elif not isinstance(tensor, Tensor):
+            if hasattr(type(tensor), "__torch_function__"):
+                return True
+        elif overrides_torch(tensor) or tensor.layout is not torch.strided:
+            return True
+    input, head, target, _, weight, *_ = given
+    if isinstance(weight, Tensor) and isinstance(target, Tensor) and isinstance(input, Tensor):
+        if weight.is_floating_point() and target.is_floating_point() and not has_loss_dtype(weight, input):
+            return target.dim() == input.dim()
+    return isinstance(head, Tensor) and 0 in head.shape[1:-1]
+
+
+def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
+    """Return whether a class weight has the dtype of the logits or of the loss, or is cast to it by autocast."""
+    in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
+    if in_autocast:
+        return float32_autocast_dtype(weight) == torch.float32
+    return weight.dtype in (input.dtype, accumulation_dtype(input.dtype))
+
+
+def class_weight_dtypes(input: Tensor) -> str:
+    """Return the dtypes that a class weight may have, for an error message."""
+    return " or ".join(map(str, dict.fromkeys((input.dtype, accumulation_dtype(input.dtype)))))
+
+
+def call_torch(given: TorchArguments, torch_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
+    """Call PyTorch's function of the same name, or ``linear`` and ``cross_entropy`` if it does not exist."""
+    input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
+    if public.linear_cross_entropy is not None:
+        return call_torch_function(
+            public.linear_cross_entropy,
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            options=torch_options,
+        )
+    log_call("linear_cross_entropy", Implementation.TORCH, why_left_to_torch)
+    head = linear_weight.reshape(-1, linear_weight.shape[-1])
+    logits = torch.nn.functional.linear(input, head, None if linear_bias is None else linear_bias.reshape(-1))
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(*input.shape[:-1], *linear_weight.shape[:-1]),
+        target,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        label_smoothing=label_smoothing,
+    )
+
+
+def flatten_rows(given: TorchArguments) -> TorchArguments:
+    """Return the rows of a batch of sequences, which PyTorch's function does not take."""
+    input, target = given.input, given.target
+    return given._replace(input=input.flatten(0, -2), target=target.flatten(0, input.dim() - 2))

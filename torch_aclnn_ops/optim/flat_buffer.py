@@ -1,0 +1,277 @@
+"""A contiguous buffer for the weights of many parameters, and others for their gradients and states."""
+
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from itertools import chain
+from operator import attrgetter, eq, is_, ne
+from typing import Any, NamedTuple
+
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_
+from torch_aclnn_ops.ops.ema_adam.lists import is_plain
+from torch_aclnn_ops.optim.state import (
+    CachedState,
+    StepCounts,
+    has_state,
+    init_missing_state,
+    sync_master_from_param,
+)
+from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad
+
+import torch
+from torch import Tensor
+from torch.utils import dlpack
+
+_ALIGNMENT = 512  # byte alignment of parameters, as in the NPU allocator
+_CACHE_LINE = 64  # bytes per iteration of PyTorch's vectorized CPU kernels; a remainder uses scalar code
+_grad_of: Callable[[Tensor], Tensor | None] = attrgetter("grad")
+
+
+class Run(NamedTuple):
+    """Adjacent parameters of a buffer with the same step count, which are updated together as one long tensor.
+
+    The tensors are those of ``TensorLists``, in the same order.
+    """
+
+    members: slice
+    masters: Tensor
+    grads: Tensor
+    exp_avgs: Tensor
+    exp_avg_sqs: Tensor
+    ema_params: Tensor
+    steps: Tensor
+    weights: Tensor
+
+
+class FlatBuffer:
+    """The buffers of the parameters of one group, dtype and device.
+
+    Parameters, gradients and states are views of the buffers. What a program assigns in their place is copied in by the
+    next step, and replaced by the view.
+
+    Args:
+        params: The parameters, for which :func:`can_flatten` returned true.
+        dtype: The dtype of the states.
+        states: The optimizer's states.
+    """
+
+    def __init__(self, params: Sequence[Tensor], dtype: torch.dtype, states: MutableMapping[Tensor, Any]) -> None:
+        # Parameters with a remainder for scalar code come last, so that the others form one run.
+        self.params = sorted(params, key=lambda param: param.nbytes % _CACHE_LINE != 0)
+        first = self.params[0]
+        alignment = _ALIGNMENT // first.element_size()
+        self._begins = [0]
+        for param in self.params:
+            self._begins.append(self._begins[-1] + -(-param.numel() // alignment) * alignment)
+        size = self._begins[-1]
+        self.weights = torch.zeros(size, dtype=first.dtype, device=first.device)
+        self.grads = torch.zeros_like(self.weights)
+        names = ["exp_avg", "exp_avg_sq", "ema_params"] + ["master_params"] * (dtype != first.dtype)
+        self.states = {name: torch.zeros(size, dtype=dtype, device=first.device) for name in names}
+        self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
+        self._strides = list(map(Tensor.stride, self.params))
+        self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
+        self._addresses = list(map(Tensor.data_ptr, chain(self._param_views, self._grad_views)))
+        buffers = self.weights, self.grads, *self.states.values()
+        self.bounds = [bound for one in buffers for bound in (one.data_ptr(), one.data_ptr() + one.nbytes)]
+        self.all_states = states
+        self.counts = StepCounts([self.steps])
+        # The runs if all parameters have gradients and the same step count.
+        self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
+        self._has_own_grads = self._has_all_grads = False  # in this and in the last step
+        self._is_captured = False  # by a graph, which updates all parameters
+        self._cached: CachedState | None = None
+
+    def _views(self, buffer: Tensor) -> list[Tensor]:
+        return [self._view(buffer, i) for i in range(len(self.params))]
+
+    def _view(self, buffer: Tensor, i: int) -> Tensor:
+        """Return a view of a parameter's part of a buffer, in the parameter's shape."""
+        param = self.params[i]
+        # A separate storage over the same memory: pickling then excludes the rest of the buffer, and safetensors and
+        # accelerate do not take the parameters for tied ones.
+        # torch_npu, which may be imported after this module, replaces the function.
+        part = dlpack.from_dlpack(buffer[self._begins[i] : self._begins[i] + param.numel()])
+        return part.as_strided(param.shape, self._strides[i])
+
+    def holds(self, param: Tensor) -> bool:
+        """Return whether a parameter is a view of this buffer."""
+        begin = self.weights.data_ptr()
+        return param.device == self.weights.device and begin <= param.data_ptr() < begin + self.weights.nbytes
+
+    def takes_params(self) -> bool:
+        """Return whether the parameters fit their views, so that they can be copied in."""
+        return all(
+            is_plain(param)
+            and (param.shape, param.dtype, param.device) == (view.shape, view.dtype, view.device)
+            and not is_shared(param)
+            for param, view in zip(self.params, self._param_views, strict=True)
+        )
+
+    def are_params_views(self) -> bool:
+        """Return whether all parameters are views of the buffer."""
+        addresses, strides = map(Tensor.data_ptr, self.params), map(Tensor.stride, self.params)
+        return all(map(eq, addresses, self._addresses)) and all(map(eq, strides, self._strides))
+
+    def has_own_states(self) -> bool:
+        """Return whether the states are views of the buffers."""
+        cached = self._cached
+        if cached is None:
+            return not any(has_state(self.all_states, param) for param in self.params)
+        return cached.is_current(self.params, self.all_states)
+
+    def take_params_and_states(self) -> None:
+        """Copy parameters and states that a program has assigned into the buffers, and replace them by views."""
+        for param, view in zip(self.params, self._param_views, strict=True):
+            if param.data_ptr() != view.data_ptr() or param.stride() != view.stride():
+                view.copy_(param.detach())
+                param.data = view
+                if self._cached is not None:
+                    self._cached.forget_versions()
+        if not self.has_own_states():
+            self._take_states(param for param in self.params if has_state(self.all_states, param))
+
+    def separate(self, is_inside: Callable[[Tensor], bool], have_moved: bool) -> None:
+        """Clone what lies in a buffer, but not in its own place."""
+        if not self._has_own_grads:
+            for param, grad, view in zip(self.params, map(_grad_of, self.params), self._grad_views, strict=True):
+                if grad is not None and grad is not view and is_inside(grad):
+                    param.grad = grad.clone()
+        if have_moved:
+            for param, view in zip(self.params, self._param_views, strict=True):
+                if (param.data_ptr() != view.data_ptr() or param.stride() != view.stride()) and is_inside(param):
+                    param.data = param.detach().clone()
+            for i, param in enumerate(self.params):
+                state = self.all_states.get(param, {})
+                for name, buffer in self.states.items():
+                    value, place = state.get(name), buffer.data_ptr() + self._begins[i] * buffer.element_size()
+                    if isinstance(value, Tensor) and value.data_ptr() != place and is_inside(value):
+                        state[name] = value.clone()
+
+    def _take_states(self, params: Iterable[Tensor]) -> None:
+        places = {param: i for i, param in enumerate(self.params)}
+        for param in params:
+            i, state = places[param], self.all_states[param]
+            init_missing_state(state, param, self.states["exp_avg"].dtype)
+            views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
+            # On a device, writes are found by the version counter, which a separate storage does not share.
+            step = dlpack.from_dlpack(self.steps[i]) if self.steps.is_cpu else self.steps[i]
+            for name, view in {**views, "step": step}.items():
+                state[name] = view.copy_(state[name])
+        self._cached = CachedState(self.params, self.all_states, joins_steps=False)
+        self.counts = StepCounts([self.steps])
+
+    def has_own_grads(self) -> bool:
+        """Return whether all gradients are views of their buffer; :meth:`gather` uses this, too."""
+        self._has_own_grads = all(map(is_, map(_grad_of, self.params), self._grad_views)) and all(
+            map(eq, map(Tensor.data_ptr, self._grad_views), self._addresses[len(self.params) :])
+        )
+        return self._has_own_grads
+
+    def new_params(self) -> list[Tensor]:
+        """Return the parameters that have a gradient but no state yet."""
+        if self._cached is None:
+            return [param for param in self.params if param.grad is not None]
+        return self._cached.new_params()
+
+    def gather(self, is_capturing: bool) -> list[Run]:
+        """Copy assigned gradients into their buffer, and return the runs to update."""
+        if new := self.new_params():
+            self._take_states(new)
+        self.counts.read()
+        has_own_grads, self._has_own_grads = self._has_own_grads, False  # it holds for this step only
+        has_grad = [has_own_grads or param.grad is not None for param in self.params]
+        self._has_all_grads = all(has_grad)
+        self._check_captured(has_grad, is_capturing)
+        if self._has_all_grads and len(set(self.counts.values)) == 1:
+            runs = self._full_runs
+        else:
+            runs = self._runs(has_grad, self.counts.values)
+        if not has_own_grads:
+            for run in runs:
+                self._take_grads(run)
+        if self._cached is not None and self._cached.are_params_modified():
+            sync_master_from_param(self.states["master_params"], self.weights)
+        return runs
+
+    def _check_captured(self, has_grad: list[bool], is_capturing: bool) -> None:
+        """Raise if a captured step updates only some of the parameters, or a later one does: counts would differ."""
+        self._is_captured |= is_capturing
+        if self._is_captured and not self._has_all_grads and any(has_grad):
+            raise RuntimeError(
+                "FusedEmaAdam.step: with flatten=True, a captured graph updates parameters with one step count, so that"
+                " in it and in later steps all of them must have a gradient or none, but"
+                f" {sum(has_grad)} of {len(has_grad)} have one; capture the graph with flatten=False"
+            )
+
+    def _runs(self, is_chosen: list[bool], counts: list[Any]) -> list[Run]:
+        runs: list[slice] = []
+        for i, chosen in enumerate(is_chosen):
+            # Scalar and vectorized CPU code round differently. So that flattening does not change results, a tensor
+            # with a remainder is not merged with the next one.
+            joins = not self.weights.is_cpu or self.params[i].nbytes % _CACHE_LINE == 0
+            if chosen and joins and runs and runs[-1].stop == i and counts[i] == counts[i - 1]:
+                runs[-1] = slice(runs[-1].start, i + 1)
+            elif chosen:
+                runs.append(slice(i, i + 1))
+        return list(map(self._run, runs))
+
+    def _run(self, members: slice) -> Run:
+        last = members.stop - 1
+        part = slice(self._begins[members.start], self._begins[last] + self.params[last].numel())
+        weights, grads = self.weights[part], self.grads[part]
+        states = {name: buffer[part] for name, buffer in self.states.items()}
+        masters, moments = states.get("master_params", weights), (states["exp_avg"], states["exp_avg_sq"])
+        return Run(members, masters, grads, *moments, states["ema_params"], self.steps[members], weights)
+
+    def _take_grads(self, run: Run) -> None:
+        """Copy the gradients of a run into the buffer, and replace them by its views."""
+        members = range(run.members.start, run.members.stop)
+        addresses = self._addresses[len(self.params) :]
+        for i in members:
+            if self._grad_views[i].data_ptr() != addresses[i]:  # grad.data = ..., which is copied in
+                self._grad_views[i] = self._view(self.grads, i)
+        fresh = [i for i in members if self.params[i].grad is not self._grad_views[i]]
+        grads: list[Tensor] = [self.params[i].grad for i in fresh]  # type: ignore[misc]
+        if len(fresh) == len(members) and not any(map(ne, map(Tensor.stride, grads), self._strides[run.members])):
+            self._concatenate(run, grads)
+        elif fresh:
+            foreach_copy_([self._grad_views[i] for i in fresh], grads)
+        for i in fresh:
+            self.params[i].grad = self._grad_views[i]
+
+    def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
+        """Copy the gradients of a full run with a single launch."""
+        parts: list[Tensor] = []
+        end = self._begins[run.members.start]
+        for begin, grad in zip(self._begins[run.members], grads, strict=True):
+            if begin > end:
+                parts.append(grad.new_zeros(begin - end))
+            parts.append(grad.as_strided((grad.numel(),), (1,)))
+            end = begin + grad.numel()
+        torch.cat(parts, out=run.grads)
+
+    def without_grad(self) -> ParamsWithoutGrad:
+        """Return the parameters without a gradient that have a state."""
+        if self._has_all_grads:
+            return ParamsWithoutGrad([], [], [])
+        is_ema_updated = [param.grad is None and has_state(self.all_states, param) for param in self.params]
+        runs = self._runs(is_ema_updated, [0] * len(self.params))
+        return ParamsWithoutGrad(
+            [run.masters for run in runs], [run.ema_params for run in runs], [run.steps for run in runs]
+        )
+
+    def begin(self, runs: list[Run]) -> None:
+        """Increment the version counters of the parameters, even if the step fails."""
+        self.counts.forget()
+        for run in runs:
+            torch.autograd.graph.increment_version(self.params[run.members])
+
+    def finish(self, runs: list[Run]) -> None:
+        """Record a completed step."""
+        self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])
+        if self._cached is not None:
+            self._cached.record_versions()
+
+
+def is_shared(param: Tensor) -> bool:
+    """Return whether other processes may have the memory of a parameter."""
+    return param.is_cpu and param.untyped_storage().is_shared()
