@@ -17,10 +17,12 @@ from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes, local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_forward
+from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.options import (
+    NO_OPTIONS,
     check_logit_options,
     check_outputs,
 )
@@ -34,6 +36,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import Unpack
@@ -208,6 +211,13 @@ def linear_cross_entropy(
             loss = leave_to_torch(given, options, ours)
             return shift_results(loss, places) if places else loss
     check_arguments(given, None if shards is None else shards.total)
+    # Dynamo does not trace a grad_fn.
+    if shards is None and not torch.compiler.is_compiling() and given.linear_weight.grad_fn is not None:
+        check_has_all_classes(given.linear_weight)
+    has_own = logit_options is not NO_OPTIONS or square_scale != 0 or token_weight is not None or requested
+    if shards is None and not has_own and are_few(given):
+        loss = loss_of_few_logits(given, zero_if_all_ignored)
+        return shift_results(loss, places) if places else loss
     ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, requested)
     call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)

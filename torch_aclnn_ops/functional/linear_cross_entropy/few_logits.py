@@ -2,79 +2,109 @@
 
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
-from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, check_targets
+from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode, is_any_autocast_enabled
+from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments, to_loss_dtype
 from torch_aclnn_ops.ops._head import tiling
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import log_few_logits
 
 import torch
 from torch import Tensor
 
 
-def are_few(inputs: Inputs, options: LossOptions) -> bool:
+def are_few(given: TorchArguments) -> bool:
     """Return whether torch computes the same loss, and its logits, with two more tensors of their size, are small."""
-    weight, logits = inputs.linear_weight, inputs.options
-    if options.lse_square_scale or options.outputs or inputs.target.is_floating_point():
+    weight, target = given.linear_weight, given.target
+    if target.is_floating_point() or weight.dim() > 2 or torch.compiler.is_compiling():
         return False
-    if logits.softcap is not None or logits.temperature != 1:
-        return False
-    if logits.chunk_size is not None or logits.max_memory is not None:
-        return False
-    rows, classes = inputs.input.shape[0], weight.shape[0]
+    rows, classes = target.numel(), weight.shape[0]
     number = 3 * rows * classes
     if weight.dtype in HALF_DTYPES:
         if not weight.is_cpu:  # CANN's operators
             return False
         number += rows * weight.shape[1] + weight.numel()
-    elif weight.dtype != torch.float32:
+    elif weight.dtype is not torch.float32:
         return False
     return 0 < 4 * number <= tiling.LOGITS_BYTES and rows > 0
 
 
-@without_autocast
-def loss_of_few_logits(inputs: Inputs, options: LossOptions) -> Tensor:
+def loss_of_few_logits(given: TorchArguments, zero_if_all_ignored: bool) -> Tensor:
     """Compute the loss in torch's functions, which materialize all logits and have every derivative.
 
     Unlike in torch's, rows that are ignored may hold inf and nan.
     """
-    input, target = widen(inputs.input), inputs.target
+    log_few_logits(given.target, lambda: _inputs(given))
+    if is_any_autocast_enabled():
+        given = _cast_by_autocast(given)
+    input, target = given.input, given.target
+    if given.weight is not None:
+        check_no_tangent("linear_cross_entropy", given.weight)
+        given = given._replace(weight=to_loss_dtype(input, given.weight))
+    if target.dim() != 1 or target.dtype is not torch.int64:
+        given = given._replace(input=input.reshape(-1, input.shape[-1]), target=target.reshape(-1).long())
+    loss = _loss(given, zero_if_all_ignored)
+    return loss if loss.dim() == target.dim() or given.reduction != "none" else loss.reshape(target.shape)
+
+
+def _inputs(given: TorchArguments) -> Inputs:
+    input, linear_weight, target, linear_bias, weight, *_ = given
+    return Inputs(input, linear_weight, linear_bias, target, weight, LogitOptions())
+
+
+def _cast_by_autocast(given: TorchArguments) -> TorchArguments:
+    """Round as autocast does, so that the logits of the rounded numbers can be computed in float32."""
+    dtype = lower_precision_autocast_dtype(given.input)
+    bias = None if given.linear_bias is None else given.linear_bias.to(dtype)
+    return given._replace(input=given.input.to(dtype), linear_weight=given.linear_weight.to(dtype), linear_bias=bias)
+
+
+@without_autocast
+def _loss(given: TorchArguments, zero_if_all_ignored: bool) -> Tensor:
+    """Compute the loss of rows."""
+    target, classes = given.target, given.linear_weight.shape[0]
+    ignore_index = -100 if given.ignore_index is None else given.ignore_index
     if not values_are_readable(target) or in_dispatch_mode():
-        return _loss_on_device(input, inputs, options)
-    classes, ignore_index = inputs.linear_weight.shape[0], options.ignore_index
+        return _loss_on_device(given, ignore_index, zero_if_all_ignored)
     lowest, highest = (int(bound) for bound in target.aminmax())
     if 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest:
-        return _cross_entropy(input, inputs, target, options)
+        return _cross_entropy(given)
     ignored = target == ignore_index
     check_targets(target, ~ignored & ((target < 0) | (target >= classes)), classes, ignore_index)
     kept = ignored.logical_not().nonzero().squeeze(1)
-    loss = _cross_entropy(input[kept], inputs, target[kept], options)
-    if options.reduction == "none":
+    loss = _cross_entropy(given._replace(input=given.input[kept], target=target[kept]))
+    if given.reduction == "none":
         return loss.new_zeros(target.shape).index_put((kept,), loss)
-    if options.reduction == "mean" and options.zero_if_all_ignored:
+    if given.reduction == "mean" and zero_if_all_ignored:
         return loss.masked_fill(ignored.all(), 0)
     return loss
 
 
-def _loss_on_device(input: Tensor, inputs: Inputs, options: LossOptions) -> Tensor:
+def _loss_on_device(given: TorchArguments, ignore_index: int, zero_if_all_ignored: bool) -> Tensor:
     """Compute the loss without reading values: nan for a class index out of range."""
-    target = inputs.target
-    ignored = target == options.ignore_index
-    in_range = target.where(ignored, target.clamp(0, inputs.linear_weight.shape[0] - 1))
+    target = given.target
+    ignored = target == ignore_index
+    in_range = target.where(ignored, target.clamp(0, given.linear_weight.shape[0] - 1))
     # Divided by 0, the row of an index out of range is not finite, so that its loss is nan.
-    input = (input / (in_range == target).unsqueeze(1)).masked_fill(ignored.unsqueeze(1), 0)
-    loss = _cross_entropy(input, inputs, in_range, options)
-    if options.reduction == "mean" and options.zero_if_all_ignored:
+    input = (widen(given.input) / (in_range == target).unsqueeze(1)).masked_fill(ignored.unsqueeze(1), 0)
+    loss = _cross_entropy(given._replace(input=input, target=in_range))
+    if given.reduction == "mean" and zero_if_all_ignored:
         return loss.masked_fill(ignored.all(), 0)
     return loss
 
 
-def _cross_entropy(input: Tensor, inputs: Inputs, target: Tensor, options: LossOptions) -> Tensor:
-    bias = None if inputs.linear_bias is None else widen(inputs.linear_bias)
+def _cross_entropy(given: TorchArguments) -> Tensor:
+    input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
+    if linear_weight.dtype is not torch.float32:
+        input, linear_weight = widen(input), widen(linear_weight)
+        linear_bias = None if linear_bias is None else widen(linear_bias)
     return torch.nn.functional.cross_entropy(
-        torch.nn.functional.linear(input, widen(inputs.linear_weight), bias),
+        torch.nn.functional.linear(input, linear_weight, linear_bias),
         target,
-        inputs.class_weight,
-        reduction=options.reduction,
-        ignore_index=options.ignore_index,
-        label_smoothing=options.label_smoothing,
+        weight,
+        reduction=reduction,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        label_smoothing=label_smoothing,
     )

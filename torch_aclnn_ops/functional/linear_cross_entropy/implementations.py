@@ -1,7 +1,6 @@
 """The implementations of a call, and the choice among them, which is made once per call.
 
 =============================  =====================================================================================
-few logits                     ``few_logits``: ``cross_entropy(linear(...))``, which has every derivative
 by CANN's fused operators      ``fused_loss``: from the losses of all rows, without a z-loss and further outputs
 other scalar losses            ``loss_with_gradients``: computed together with its gradients, chunk by chunk
 everything else                ``loss_of_statistics``: from differentiable statistics of each row, which are computed by
@@ -21,8 +20,6 @@ from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precisio
 from torch_aclnn_ops.functional._head.arguments import check_token_weight
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes
-from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.fused_loss import fused_loss
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
@@ -41,7 +38,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import Torch
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, log_few_logits
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
 
 import torch
@@ -83,9 +80,6 @@ def prepare(
 ) -> LossCall:
     """Check the options that PyTorch's function lacks, cast for autocast, and flatten rows."""
     input, linear_weight, target, linear_bias, weight, *_ = given
-    # Dynamo does not trace a grad_fn.
-    if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
-        check_has_all_classes(linear_weight)
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():
         check_outputs_of_probabilities(loss_options.outputs)
@@ -150,8 +144,6 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
             weights=(call.token_weight, inputs.class_weight),
         )
     elif not has_positions:
-        if call.token_weight is None and not torch.compiler.is_compiling() and are_few(inputs, call.options):
-            return few_logits
         if not autograd.ENGINE.needs_formula(inputs, call.token_weight):
             is_fused = choose_kernels(inputs).why_not_fused is None
             if is_fused and _can_fuse_loss(call):
@@ -179,13 +171,6 @@ def _can_compute_gradients(call: LossCall) -> bool:
 def _fused_loss(call: LossCall) -> _Result:
     """Compute a loss by CANN's fused operators."""
     loss = fused_loss(call.inputs, call.token_weight, call.options)
-    return loss.reshape(call.shape) if call.options.reduction == "none" else loss
-
-
-def few_logits(call: LossCall) -> _Result:
-    """Compute a loss from all logits at once."""
-    log_few_logits(call.inputs)
-    loss = loss_of_few_logits(call.inputs, call.options)
     return loss.reshape(call.shape) if call.options.reduction == "none" else loss
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 REDUCTIONS = ("none", "mean", "sum")
 _TENSORS = TorchArguments._fields[:5]
 _OPTIONAL = ("linear_bias", "weight")
+_REAL = (float, Real)  # float first, for speed
 _INDEX_DTYPES = (torch.int64, torch.uint8)
 _Broken = tuple[str, str, str, type[Exception]] | None  # name, what it must, what it does, class of the error
 
@@ -43,18 +44,19 @@ def check_arguments(given: TorchArguments, classes: int | None = None) -> None:
 
 
 def _tensors(given: TorchArguments) -> _Broken:
+    device = None
     tensors: tuple[Any, ...] = given[:5]
     for name, tensor in zip(_TENSORS, tensors, strict=True):
-        if not isinstance(tensor, Tensor) and not (tensor is None and name in _OPTIONAL):
+        if not isinstance(tensor, Tensor):
+            if tensor is None and name in _OPTIONAL:
+                continue
             accepted = "be None or a Tensor" if name in _OPTIONAL else "be a Tensor"
             return name, accepted, f"is {describe(tensor)}", TypeError
-    device = given.input.device
-    for name, tensor in zip(_TENSORS, tensors, strict=True):
-        if tensor is None:
-            continue
-        if tensor.device != device:
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
             return name, f"be on {device}, as input is", f"is on {tensor.device}", RuntimeError
-        if not tensor.is_floating_point() and name != "target":
+        if name != "target" and not tensor.is_floating_point():
             return name, "have a floating-point dtype", f"has {tensor.dtype}", RuntimeError
     return None
 
@@ -94,38 +96,38 @@ def _options(given: TorchArguments, classes: int | None) -> _Broken:
         return "reduction", accepted, f"is {describe(reduction)}", ValueError
     if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
         return "ignore_index", "be None or an int", f"is {describe(ignore_index)}", TypeError
-    if not isinstance(label_smoothing, Real) or not 0 <= label_smoothing <= 1:
-        error = RuntimeError if isinstance(label_smoothing, Real) else TypeError
+    if not isinstance(label_smoothing, _REAL) or not 0 <= label_smoothing <= 1:
+        error = RuntimeError if isinstance(label_smoothing, _REAL) else TypeError
         return "label_smoothing", "be a number from 0 to 1", f"is {describe(label_smoothing)}", error
     return None
 
 
 def _targets(given: TorchArguments, classes: int | None) -> _Broken:
     input, head, target, _, weight, *_ = given
-    of_probabilities = _shape_of_probabilities(given, classes)
-    rows, positions = list(input.shape[:-1]), list(head.shape[1:-1])
-    classes = of_probabilities[len(rows)]
+    classes = head.shape[0] if classes is None else classes
     if classes == 0:
         return "linear_weight", "have at least one class", f"has shape {list(head.shape)}", RuntimeError
     if weight is not None and weight.shape != (classes,):
         return "weight", f"have shape {[classes]}", f"has shape {list(weight.shape)}", RuntimeError
     if weight is not None and not has_loss_dtype(weight, input):
         return "weight", f"have dtype {class_weight_dtypes(input)}", f"has {weight.dtype}", RuntimeError
-    if target.shape == of_probabilities:
-        if target.is_floating_point():
-            return None
-        return "target", "have a floating-point dtype, as probabilities have", f"has {target.dtype}", RuntimeError
-    if target.shape != (*rows, *positions):
-        accepted = f"have shape {rows + positions} or {list(of_probabilities)} with an input of shape"
+    of_indices = input.shape[:-1] + head.shape[1:-1]
+    if target.shape == of_indices:
+        if target.dtype not in _INDEX_DTYPES:
+            accepted = "have dtype torch.int64 or torch.uint8, as class indices have"
+            return "target", accepted, f"has {target.dtype}", RuntimeError
+        if weight is not None and weight.requires_grad:
+            accepted = "not require grad with class indices as target, which have no derivative with respect to it"
+            return "weight", accepted, "does", RuntimeError
+        return None
+    of_probabilities = _shape_of_probabilities(given, classes)
+    if target.shape != of_probabilities:
+        accepted = f"have shape {list(of_indices)} or {list(of_probabilities)} with an input of shape"
         # PyTorch's function compares the sizes of batches first.
-        error = ValueError if target.dim() == 1 == len(rows) and not positions else RuntimeError
+        error = ValueError if target.dim() == 1 == len(of_indices) else RuntimeError
         return "target", f"{accepted} {list(input.shape)}", f"has shape {list(target.shape)}", error
-    if target.dtype not in _INDEX_DTYPES:
-        accepted = "have dtype torch.int64 or torch.uint8, as class indices have"
-        return "target", accepted, f"has {target.dtype}", RuntimeError
-    if weight is not None and weight.requires_grad:
-        accepted = "not require grad with class indices as target, which have no derivative with respect to it"
-        return "weight", accepted, "does", RuntimeError
+    if not target.is_floating_point():
+        return "target", "have a floating-point dtype, as probabilities have", f"has {target.dtype}", RuntimeError
     return None
 
 

@@ -53,20 +53,22 @@ def is_left_to_torch(given: TorchArguments) -> bool:
     Left to it are tensor subclasses, sparse tensors, a head of no positions, and probabilities with class weights of
     another dtype, to which it promotes. What is no tensor is not: the rules refuse it.
     """
-    for tensor in given[:5]:
-        if type(tensor) in _PLAIN_TYPES:
-            if tensor is not None and tensor.layout is not torch.strided:
-                return True
-        elif not isinstance(tensor, Tensor):
-            if hasattr(type(tensor), "__torch_function__"):
-                return True
-        elif overrides_torch(tensor) or tensor.layout is not torch.strided:
+    input, head, target, bias, weight, *_ = given
+    for tensor in (input, head, target, bias, weight):
+        if tensor is None:
+            continue
+        if type(tensor) not in _PLAIN_TYPES and _overrides(tensor):
             return True
-    input, head, target, _, weight, *_ = given
+        if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
+            return True
     if isinstance(weight, Tensor) and isinstance(target, Tensor) and isinstance(input, Tensor):
         if weight.is_floating_point() and target.is_floating_point() and not has_loss_dtype(weight, input):
             return target.dim() == input.dim()
-    return isinstance(head, Tensor) and 0 in head.shape[1:-1]
+    return isinstance(head, Tensor) and head.dim() > 2 and 0 in head.shape[1:-1]
+
+
+def _overrides(value: object) -> bool:
+    return overrides_torch(value) if isinstance(value, Tensor) else hasattr(type(value), "__torch_function__")
 
 
 def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:

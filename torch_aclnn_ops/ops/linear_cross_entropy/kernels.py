@@ -3,6 +3,8 @@
 The choice is made once per call and applies to its gradients too.
 """
 
+from collections.abc import Callable
+
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
@@ -14,6 +16,8 @@ from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_ent
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, Kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
+
+from torch import Tensor
 
 _NAME = "linear_cross_entropy"
 _NO_GRADIENTS = (None, None, None)
@@ -33,7 +37,7 @@ def reduce(inputs: Inputs, factors: Coefficients | None) -> tuple[Results, HeadG
             return (), _fused_gradients(inputs, inputs.found, factors)
         name = fused_linear_cross_entropy_loss_grad.name
         log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
-    _check_queue(inputs)
+    _check_queue(inputs.input)
     _log(inputs, factors, kernels)
     return statistics_in_chunks(inputs, factors)
 
@@ -80,14 +84,14 @@ def _why_not_cann(inputs: Inputs) -> str | None:
     return fused_linear_online_max_sum.why_not_cann(inputs.input, weight, inputs.target, 0, weight.shape[0], False)
 
 
-def log_few_logits(inputs: Inputs) -> None:
+def log_few_logits(target: Tensor, inputs: Callable[[], Inputs]) -> None:
     """Log a call whose logits are computed all at once, in torch calls."""
-    _check_queue(inputs)
-    log_call(
-        _NAME,
-        Implementation.FALLBACK,
-        lambda: f"{choose_kernels(inputs).why_not_fused}; few logits: all {inputs.input.shape[0]} rows in one chunk",
-    )
+    _check_queue(target)
+
+    def described() -> str:
+        return f"{choose_kernels(inputs()).why_not_fused}; few logits: all {target.numel()} rows in one chunk"
+
+    log_call(_NAME, Implementation.FALLBACK, described)
 
 
 def _log(inputs: Inputs, factors: Coefficients | None, kernels: Kernels) -> None:
@@ -102,7 +106,7 @@ def _log(inputs: Inputs, factors: Coefficients | None, kernels: Kernels) -> None
     log_call(_NAME, Implementation.FALLBACK, lambda: f"{kernels.why_not_fused}; {how}{described()}")
 
 
-def _check_queue(inputs: Inputs) -> None:
+def _check_queue(tensor: Tensor) -> None:
     """Raise if torch_npu's task queue has stopped, because it would silently drop the work of the PyTorch fallback."""
-    if inputs.input.device.type == "npu":
+    if not tensor.is_cpu and tensor.device.type == "npu":
         _extension.check_queue(_NAME)
