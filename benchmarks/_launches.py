@@ -28,7 +28,7 @@ _NOTHING = {
         "to",
         "transpose",
     ),
-    *("unbind", "unflatten", "unsqueeze", "_unsafe_view", "view"),
+    *("unbind", "unflatten", "unsqueeze", "_unsafe_view", "view", "view_as"),
 }
 # The host NPU runs torch_npu's operators by kernels of the CPU. It resolves a result, and what those call is theirs.
 _RUN_BY_HOST = "aten::resolve_conj"

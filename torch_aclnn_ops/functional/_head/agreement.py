@@ -5,7 +5,7 @@ same error. If the values cannot be read, or only by synchronizing with a device
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from zlib import crc32
 
 from torch_aclnn_ops._checks import values_are_readable
@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 _EXACT = 2**24  # float32 represents all integers up to it
+_PRIME = _EXACT - 3  # so that no single target can change without its remainder
 _FEATURES = 4  # features compared per row
-_ROWS = 3  # rows compared
+_PLACES = 3  # rows compared, and rows and features of linear_weight
+_WEIGHTS = ("token_weight", "weight")
 # Bounds the 16-bit rounding errors of the same row, computed in a different order on each rank.
 _TOLERANCE = 2.0**-4
-_WEIGHTS = ("token_weight", "weight")
-_NUMBERS = 3  # compared per weight
 _TOLERANCE_OF_WEIGHTS = 2.0**-8  # a weight of 16 bits, rounded once
-_PROBES = 2 * _ROWS * _FEATURES
-_ENTRIES = 9  # of linear_weight, compared between ranks
+_LEAST = 2.0**-20  # of numbers of linear_weight, which is another if they differ by more
+
+# A summary consists of groups of this many numbers, padded with zeros.
+_GROUP = _PLACES * _FEATURES
 
 ROWS = "the number of rows of input"
 _WORDS = ("none", "mean", "sum", "forward_kl", "reverse_kl", "jensen_shannon")
@@ -34,9 +36,17 @@ _INSTEAD = {"linear_cross_entropy": "fsdp_module", "linear_kl_div": "the whole h
 Call = Mapping[str, Any]
 
 
-def size_of(call: Call) -> int:
-    """Return the number of elements of a summary."""
-    return len(call) + 2 + len(_WEIGHTS) * _NUMBERS + _ENTRIES + _PROBES
+class Summary(NamedTuple):
+    """What a rank sends about its call, and how to compare it; not differentiable."""
+
+    sent: list[Tensor]  # to be concatenated
+    factors: Tensor  # of each group's spread and largest number; the sum is above 0 if ranks do not agree
+    verdicts: Tensor  # nan and 1
+
+    @property
+    def size(self) -> int:
+        """The number of elements that are sent."""
+        return self.factors.shape[1] * _GROUP
 
 
 def _encode(value: Any) -> Any:
@@ -63,19 +73,19 @@ def _hash(sizes: tuple[int, ...]) -> int:
 
 def summarize(
     call: Call,
-    excess: int,
+    shards: tuple[int, Sequence[int]],
     input: Tensor,
     shard: Tensor,
     target: Tensor | None,
     other: Tensor | None,
     dtype: torch.dtype,
     weights: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Tensor:
-    """Return the summary of a call that a rank sends, of shape (size_of(call),); it is not differentiable.
+) -> Summary:
+    """Return the summary of a call that a rank sends.
 
     Args:
         call: What must be the same on all ranks.
-        excess: The number of rows of this rank's head minus its entry of vocab_sizes.
+        shards: The number of rows of this rank's head minus its entry of vocab_sizes, and vocab_sizes.
         input: The rows.
         shard: This rank's part of the head.
         target: Class indices of the rows.
@@ -83,34 +93,71 @@ def summarize(
         dtype: The dtype of the summary.
         weights: Weights of rows and of classes.
     """
+    excess, sizes = shards
+    of_call = -(-len(call) // _GROUP)
+    # Of the spread over the ranks, and of the largest number. Shards of the head must differ, not agree.
+    are_comparable = len(sizes) > 1 and len(set(sizes)) == 1
+    factors = [
+        *[(1.0, 0.0)] * of_call,
+        (0.0, 1.0),  # excess
+        (1.0, 0.0),  # target
+        *[(1.0, -_TOLERANCE_OF_WEIGHTS)] * len(_WEIGHTS),
+        *[(1.0, -_TOLERANCE)] * 2,
+        (-1.0, _LEAST),
+    ]
+    padding = [0.0] * (of_call * _GROUP - len(call))
+    values = [*map(_encode, call.values()), *padding, excess, *[0.0] * (2 * _GROUP - 1)]
+    columns = [factor for column in zip(*factors, strict=True) for factor in column]
+    numbers = _constants([*values, *columns, torch.nan, 1.0], dtype, input.device)
     # The zeros stand for what is not given, so that nothing is launched for it.
-    values = [*map(_encode, call.values()), excess, *[0.0] * _PROBES]
-    same, surplus, zeros = _constants(values, dtype, input.device).split((len(call), 1, _PROBES))
-    fingerprint = zeros[:1]
-    if target is not None:
-        odd = torch.arange(1, 2 * target.shape[0] + 1, 2, device=target.device)
-        fingerprint = (target.detach() * odd).sum().remainder(_EXACT).reshape(1).to(dtype)
-    numbers = [_numbers_of(weight, zeros) for weight in weights]
-    probes = [_probe(rows, zeros) for rows in (input, other)]
-    return torch.cat([same, fingerprint, surplus, *numbers, _entries_of(shard, dtype), *probes])
+    same, zeros, columns, verdicts = numbers.split(((of_call + 1) * _GROUP, _GROUP, 2 * len(factors), 2))
+    groups = (
+        None if target is None else _fingerprint(target, dtype),
+        *(None if weight is None else _numbers_of(weight, dtype) for weight in weights),
+        *(None if rows is None else _probe(rows, dtype) for rows in (input, other)),
+        _entries_of(shard, dtype) if are_comparable else None,
+    )
+    padded = [zeros] * (2 * len(groups))
+    padded[::2] = [zeros[:0] if group is None else group for group in groups]
+    padded[1::2] = [zeros[group.shape[0] :] for group in padded[::2]]
+    return Summary([same, *padded], columns.unflatten(0, (2, len(factors))), verdicts)
+
+
+def _fingerprint(target: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a number that depends on all targets and their order, shape (1,)."""
+    return target.detach().cumsum(0).sum().remainder(_PRIME).reshape(1).to(dtype)
+
+
+def _numbers_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mean of a weight, one that depends on the order, and the mean of its absolute values."""
+    values = weight.detach().reshape(-1).to(dtype)
+    number = values.shape[0]
+    if number == 0:
+        return values
+    return torch.stack([values, values.cumsum(0) / number, values.abs()]).mean(1)
+
+
+def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the first features of the first, middle and last row."""
+    number = rows.shape[0]
+    if number == 0:
+        return rows.new_zeros(0, dtype=dtype)
+    rows = rows.detach()[:, :_FEATURES]
+    return torch.stack([rows[0], rows[number // 2], rows[number - 1]]).reshape(-1).to(dtype)
 
 
 def _entries_of(shard: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the first, middle and last features of the first, middle and last rows, shape (_ENTRIES,)."""
-    shard = shard.detach()
-    if shard.numel() == 0:
-        return shard.new_zeros(_ENTRIES, dtype=dtype)
-    rows, features = ((0, size // 2, size - 1) for size in shard.shape)
-    return torch.stack([shard[row, feature] for row in rows for feature in features]).to(dtype)
+    """Return entries of first, middle and last rows and features, minus one of them: 0 for a constant head."""
+    entries = shard.detach()[_places(shard.shape[0]), _places(shard.shape[1])]
+    return (entries - entries[:1, :1]).reshape(-1).to(dtype)
 
 
-def _numbers_of(weight: Tensor | None, zeros: Tensor) -> Tensor:
-    """Return the mean of a weight, one that depends on the order, and the mean of its absolute values."""
-    if weight is None or weight.numel() == 0:
-        return zeros[:_NUMBERS]
-    values = weight.detach().reshape(-1).to(zeros.dtype)
-    ramp = torch.arange(values.shape[0], dtype=zeros.dtype, device=zeros.device) / values.shape[0]
-    return torch.stack([values.mean(), (values * ramp).mean(), values.abs().mean()])
+def _places(size: int) -> slice:
+    """Return places of a dimension up to the last one, at the same distance, so that they are a view."""
+    if size < _PLACES:
+        return slice(None)
+    step = (size - 1) // (_PLACES - 1)
+    return slice(size - 1 - (_PLACES - 1) * step, None, step)
 
 
 def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -120,27 +167,21 @@ def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.devic
     return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "npu").to(device, non_blocking=True)
 
 
-def _probe(rows: Tensor | None, zeros: Tensor) -> Tensor:
-    """Return the first features of the first, middle and last row, shape (_ROWS * _FEATURES,)."""
-    if rows is None or rows.shape[0] == 0:
-        return zeros[: _ROWS * _FEATURES]
-    rows = rows.detach()[:, :_FEATURES]
-    number, features = rows.shape
-    some = torch.stack([rows[0], rows[number // 2], rows[number - 1]]).to(zeros.dtype)
-    if features < _FEATURES:
-        some = torch.nn.functional.pad(some, (0, _FEATURES - features))
-    return some.reshape(-1)
-
-
 def compare_summaries(
-    function: str, call: Call, summaries: Tensor, sizes: tuple[int, ...], names: Sequence[str] = ("input", "target")
+    function: str,
+    call: Call,
+    summary: Summary,
+    summaries: Tensor,
+    sizes: tuple[int, ...],
+    names: Sequence[str] = ("input", "target"),
 ) -> Tensor | None:
-    """Compare the summaries of all ranks, of shape (world size, size_of(call)).
+    """Compare the summaries of all ranks, of shape (world size, summary.size).
 
     Args:
         function: the name of the public function, for errors.
         call: this rank's call.
-        summaries: the results of :func:`summarize` on all ranks.
+        summary: this rank's summary.
+        summaries: those of all ranks.
         sizes: the number of classes of each rank.
         names: the names of the arguments whose rows were summarized.
 
@@ -150,59 +191,44 @@ def compare_summaries(
     Raises:
         ValueError: The summaries do not match, and the values can be read.
     """
-    spread = summaries.amax(0) - summaries.amin(0)
-    same = len(call) + 1  # with the fingerprint of the targets
-    allowed = summaries[:, -_PROBES:].reshape(-1, 2, _PROBES // 2).abs().amax((0, 2)) * _TOLERANCE
-    of_weights = slice(same + 1, same + 1 + len(_WEIGHTS) * _NUMBERS)
-    entries = summaries[:, of_weights.stop : of_weights.stop + _ENTRIES]
-    # Not of a constant head, such as one of zeros.
-    has_same_shards = (entries == entries[:1]).all() & (entries.amax() > entries.amin())
-    if len(sizes) == 1 or len(set(sizes)) > 1:
-        has_same_shards = torch.zeros_like(has_same_shards)
-    sizes_of_weights = summaries[:, of_weights].reshape(-1, len(_WEIGHTS), _NUMBERS)[:, :, -1].amax(0)
-    spread_of_weights = spread[of_weights].reshape(len(_WEIGHTS), _NUMBERS).amax(1)
-    differs = torch.cat(
-        [
-            spread[:same] != 0,
-            summaries[:, same : same + 1].abs().amax(0) != 0,
-            spread_of_weights > _TOLERANCE_OF_WEIGHTS * sizes_of_weights,
-            (spread[-_PROBES:].reshape(2, -1) > allowed.unsqueeze(1)).any(1),
-            has_same_shards.reshape(1),
-        ]
-    )
+    groups = summaries.detach().unflatten(1, (-1, _GROUP))
+    largest = torch.stack([groups - groups[:1], groups]).abs().amax((1, 3))
+    disagree = (largest * summary.factors).sum(0) > 0
     if not values_are_readable(summaries):
-        return torch.ones_like(spread[0]).masked_fill(differs.any(), torch.nan)
-    if differs.any():
-        labels = (*call, "target", "excess", *_WEIGHTS, *names, "linear_weight")
-        _raise_difference(function, call, labels, summaries.tolist(), differs.tolist(), sizes)
+        different, equal = summary.verdicts.unbind()
+        return different.where(disagree.any(), equal)
+    if disagree.any():
+        group = disagree.tolist().index(True)
+        of_call = -(-len(call) // _GROUP)
+        if group < of_call:
+            _raise_difference_of_call(function, call, summaries.tolist())
+        name = ("excess", "target", *_WEIGHTS, *names, "linear_weight")[group - of_call]
+        _raise_difference(function, name, summaries[:, group * _GROUP].tolist(), sizes)
     return None
 
 
-def _raise_difference(
-    function: str,
-    call: Call,
-    labels: Sequence[str],
-    summaries: list[list[float]],
-    differs: list[bool],
-    sizes: tuple[int, ...],
-) -> NoReturn:
-    place = differs.index(True)
-    name = labels[place]
+def _raise_difference_of_call(function: str, call: Call, summaries: list[list[float]]) -> NoReturn:
+    columns = zip(*summaries, strict=True)
+    name, numbers = next((name, column) for name, column in zip(call, columns, strict=False) if len(set(column)) > 1)
+    own = call[name]
+    has_values = not isinstance(own, tuple)
+    _raise_mismatch(function, name, [_decode(own, name, number) for number in numbers] if has_values else [])
+
+
+def _raise_difference(function: str, name: str, numbers: list[float], sizes: tuple[int, ...]) -> NoReturn:
+    """Raise for what is no part of the call's description; ``numbers`` are the first ones of all ranks' groups."""
     if name == "excess":
-        rank = next(rank for rank, numbers in enumerate(summaries) if numbers[place] != 0)
-        rows = sizes[rank] + int(summaries[rank][place])
+        rank = next(rank for rank, number in enumerate(numbers) if number != 0)
         raise ValueError(
-            f"{function}: vocab_sizes must have linear_weight's {rows} rows at rank {rank}, but it has"
-            f" {sizes[rank]}: vocab_sizes is {sizes}"
+            f"{function}: vocab_sizes must have linear_weight's {sizes[rank] + int(numbers[rank])} rows at rank {rank},"
+            f" but it has {sizes[rank]}: vocab_sizes is {sizes}"
         )
     if name == "linear_weight":
         raise ValueError(
             f"{function}: linear_weight must be this rank's shard of the head, but it is the same on every rank of"
             f" process_group, with {sizes[0]} rows; pass head.chunk(world_size)[rank]"
         )
-    own = call[name] if place < len(call) else None
-    has_values = place < len(call) and not isinstance(own, tuple)
-    _raise_mismatch(function, name, [_decode(own, name, of_rank[place]) for of_rank in summaries] if has_values else [])
+    _raise_mismatch(function, name, [])
 
 
 def _raise_mismatch(function: str, name: str, values: Sequence[object]) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops.functional._head.agreement import ROWS, Call, compare_summaries, size_of, summarize
+from torch_aclnn_ops.functional._head.agreement import ROWS, Call, Summary, compare_summaries, summarize
 from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, raise_if_compiled_transform
 from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
@@ -73,7 +73,9 @@ def vocab_parallel_statistics(
     call = _call(inputs, shards, reduce_input_grad, loss_options, weights)
     is_soft, dtype = inputs.target.is_floating_point(), _message_dtype(inputs, shards)
     hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
-    summary = summarize(call, shards.excess, inputs.input, inputs.linear_weight, hard, soft, dtype, weights)
+    summary = summarize(
+        call, (shards.excess, shards.sizes), inputs.input, inputs.linear_weight, hard, soft, dtype, weights
+    )
     local, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
     found, target_probability_sums, factor = _gather_statistics(
         statistics(local), target_probability_sum, call, summary, shards
@@ -165,18 +167,18 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
 
 
 def _gather_statistics(
-    reduced: Statistics, target_probability_sum: Tensor, call: Call, summary: Tensor, shards: VocabularyShards
+    reduced: Statistics, target_probability_sum: Tensor, call: Call, summary: Summary, shards: VocabularyShards
 ) -> tuple[Statistics, Tensor, Tensor | None]:
     """Gather statistics and target probability sums of all nonempty shards, shape (shards, N) each, in one collective.
 
     The third result is the factor of :func:`compare_summaries`.
     """
     rows = (*reduced, target_probability_sum)
-    given = [row.to(summary.dtype) for row in rows if row is not None]
-    message = gather(torch.cat([summary, *given]), shards.members)
-    size = size_of(call)
-    factor = compare_summaries("linear_cross_entropy", call, message[:, :size].detach(), shards.sizes)
-    gathered = message[:, size:].unflatten(1, (len(given), target_probability_sum.shape[0]))
+    given = [row.to(summary.factors.dtype) for row in rows if row is not None]
+    message = gather(torch.cat([*summary.sent, *given]), shards.members)
+    summaries = message[:, : summary.size].detach()
+    factor = compare_summaries("linear_cross_entropy", call, summary, summaries, shards.sizes)
+    gathered = message[:, summary.size :].unflatten(1, (len(given), target_probability_sum.shape[0]))
     if not all(shards.sizes):
         gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]
     remaining = iter(gathered.unbind(1))

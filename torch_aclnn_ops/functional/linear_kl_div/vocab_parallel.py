@@ -48,9 +48,9 @@ def check_agreement(
         "whether a gradient is needed": any_differentiated(inputs.student),
     }
     weights = token_weight, None
-    numbers = summarize(
+    summary = summarize(
         call,
-        shards.excess,
+        (shards.excess, shards.sizes),
         input,
         inputs.linear_weight,
         inputs.target,
@@ -58,8 +58,8 @@ def check_agreement(
         inputs.loss_dtype(),
         weights,
     )
-    summaries = gather_constant(numbers, shards.members)
-    factor = compare_summaries(NAME, call, summaries, shards.sizes, ("input", "teacher"))
+    summaries = gather_constant(torch.cat(summary.sent), shards.members)
+    factor = compare_summaries(NAME, call, summary, summaries, shards.sizes, ("input", "teacher"))
     return inputs if factor is None else inputs._replace(input=input * factor.to(input.dtype))
 
 
