@@ -7,9 +7,11 @@ from torch_aclnn_ops.integrations.transformers import patch_model, unpatch_model
 import peft
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from host_npu.testing import run
+from torch.nn.parallel import DistributedDataParallel
 
 from tests import _transformers_distributed as trainings
 from tests._distributed import DEVICES
@@ -149,3 +151,21 @@ SENTENCES = {
 @pytest.mark.parametrize("wrapper", SENTENCES)
 def test_a_wrapper_with_sharded_weights_raises_with_a_remedy(found, wrapper):
     assert re.search(SENTENCES[wrapper], found[wrapper])
+
+
+@pytest.fixture
+def group_of_one():
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_loss_outside_of_ddps_static_graph_raises_because_ddp_would_not_average_its_gradients(group_of_one):
+    model = DistributedDataParallel(patch_model(make()), static_graph=True)
+    inputs = trainings.share(0)
+    model(**inputs).loss.backward()
+    logits = model(**inputs).logits
+    for use in (lambda: torch.nn.functional.cross_entropy(logits[0], inputs["labels"][0]), logits.materialize):
+        with pytest.raises(RuntimeError, match="pass labels to the model, static_graph=False, or call unpatch_model"):
+            use()

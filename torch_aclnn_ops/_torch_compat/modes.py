@@ -19,6 +19,18 @@ disable_current_modes = lookup(
 )
 
 
+# Without it, such a call is not refused.
+_active_ddp_module = lookup(
+    "nn.parallel.DistributedDataParallel._get_active_ddp_module", "a refusal of DDP's static graph", lambda: None
+)
+
+
+def in_ddp_with_static_graph() -> bool:
+    """Return whether this is the forward pass of ``DistributedDataParallel(static_graph=True)``."""
+    module = _active_ddp_module()
+    return module is not None and bool(module.static_graph)
+
+
 def in_dispatch_mode() -> bool:
     """Return whether a ``TorchDispatchMode`` is active."""
     return bool(number_of_dispatch_modes() > 0)

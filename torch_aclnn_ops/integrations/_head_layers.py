@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
+from torch_aclnn_ops._torch_compat.modes import in_ddp_with_static_graph
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 
 import torch
@@ -32,6 +33,7 @@ class Layer(NamedTuple):
     versions: tuple[int, ...] | None
     autocast: torch.dtype | None
     addresses: tuple[int, ...] = ()  # of the weights, which ``weight.data = other`` changes without a new version
+    in_static_graph: bool = False  # of DistributedDataParallel
     divisor: float = 1.0
 
     def output(self) -> Tensor:
@@ -49,7 +51,10 @@ class Layer(NamedTuple):
         return self.weight if is_parametrized(self.linear) else self.linear.weight
 
     def check_versions(self) -> None:
-        """Raise if the input or the weights were modified after the forward pass, except in compiled code."""
+        """Raise if the input or the weights were modified after the forward pass, or it is DDP's that needs the loss.
+
+        In compiled code there is no check.
+        """
         if torch.compiler.is_compiling():
             return
         if self.versions is not None and versions(self.input, self.weight, self.bias) != self.versions:
@@ -58,6 +63,12 @@ class Layer(NamedTuple):
         # FSDP frees gathered weights, which check_whole() reports.
         if any(0 != address != before for address, before in zip(now, self.addresses, strict=False)):
             raise _changed("the data of the head's weights")
+        # DDP would not average the gradients: it looks for the tensors that its forward pass returns.
+        if self.in_static_graph and not in_ddp_with_static_graph():
+            raise RuntimeError(
+                "with DistributedDataParallel(static_graph=True) the loss of a patched model must be computed in the"
+                " forward pass: pass labels to the model, static_graph=False, or call unpatch_model"
+            )
 
     def saved_autocast(self) -> AbstractContextManager[None]:
         """Return a context manager that restores the autocast state of the layer's call."""
@@ -75,7 +86,8 @@ class Layer(NamedTuple):
         self.check_versions()
         input = _strided_rows(self.input, sizes, row_strides, offset)
         read = None if self.versions is None else (version_of(input), *self.versions[1:])
-        return Layer(input, *self[1:4], read, *self[5:])
+        _, linear, weight, bias, _, autocast, places, in_static_graph, divisor = self
+        return Layer(input, linear, weight, bias, read, autocast, places, in_static_graph, divisor)
 
 
 def versions(*tensors: Tensor | None) -> tuple[int, ...]:

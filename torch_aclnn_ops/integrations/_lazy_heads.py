@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._torch_compat.modes import in_ddp_with_static_graph
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.integrations._head_layers import Layer, addresses, is_parametrized, is_plain, versions
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
@@ -62,7 +63,8 @@ def _forward(
     is_compiling = torch.compiler.is_compiling()
     read = None if is_compiling else versions(input, weight, bias)
     places = () if is_compiling else addresses(weight, bias)
-    layer = Layer(input, linear, weight, bias, read, autocast, places)
+    in_static_graph = not is_compiling and in_ddp_with_static_graph()
+    layer = Layer(input, linear, weight, bias, read, autocast, places, in_static_graph)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     if not is_compiling:
         record.count_head()
