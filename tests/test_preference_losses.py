@@ -33,6 +33,28 @@ def dpo(chosen, rejected, reference_chosen, reference_rejected, beta, loss_type,
     return (logits - 1 / (2 * beta)) ** 2
 
 
+def dpo_of_type(chosen, rejected, reference_chosen, reference_rejected, beta, loss_type, wrong, tau=0.05):
+    """The papers' formulas, in odds and logarithms of sigmoids rather than in logsigmoids."""
+    chosen, rejected = beta * (chosen - reference_chosen), beta * (rejected - reference_rejected)
+    p_chosen, p_rejected, p_pair = sigmoid(chosen), sigmoid(rejected), sigmoid(chosen - rejected)
+    if loss_type == "robust":
+        return (-(1 - wrong) * p_pair.log() + wrong * (1 - p_pair).log()) / (1 - 2 * wrong)
+    if loss_type == "exo_pair":
+        return p_pair * (p_pair / (1 - wrong)).log() + (1 - p_pair) * ((1 - p_pair) / wrong).log()
+    if loss_type == "nca_pair":
+        return -p_chosen.log() - 0.5 * (1 - p_chosen).log() - 0.5 * (1 - p_rejected).log()
+    if loss_type == "bco_pair":
+        return -p_chosen.log() - (1 - p_rejected).log()
+    if loss_type == "sppo_hard":
+        return ((chosen - 0.5) / beta) ** 2 + ((rejected + 0.5) / beta) ** 2
+    if loss_type == "apo_zero":
+        return 1 - p_chosen + p_rejected
+    if loss_type == "apo_down":
+        return p_chosen + 1 - p_pair
+    mixed = sigmoid((chosen - rejected) / tau)
+    return -p_pair.log() * (1 - mixed) + (rejected - chosen).exp() * mixed
+
+
 def orpo(chosen, rejected, beta):
     log_odds = (chosen - rejected) - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))
     return -beta * logsigmoid(log_odds)
@@ -44,7 +66,21 @@ def simpo(chosen, rejected, beta, gamma, label_smoothing):
 
 
 KINDS = [("sigmoid", 0.0), ("sigmoid", 0.1), ("hinge", 0.0), ("ipo", 0.0)]
+TYPES = {
+    **{("robust", wrong): {} for wrong in (0.0, 0.1)},
+    ("exo_pair", 0.1): {},
+    **{(kind, 0.0): {} for kind in ("nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")},
+    ("discopop", 0.0, "another tau"): {"discopop_tau": 0.4},
+}
 FORMULAS = {
+    **{
+        f"dpo, {key}": (
+            partial(F.dpo_loss, beta=0.3, loss_type=key[0], label_smoothing=key[1], **options),
+            lambda *given, key=key, options=options: dpo_of_type(*given, 0.3, *key[:2], *options.values()),
+            4,
+        )
+        for key, options in TYPES.items()
+    },
     **{
         f"dpo, {kind}, {smoothing}": (
             lambda *given, kind=kind, smoothing=smoothing, **options: F.dpo_loss(
@@ -95,6 +131,30 @@ def test_a_loss_of_pairs_is_trls_formula(name):
 def _with(function, references, *given, **options):
     """Call a function of the policy's log-probabilities and the reference's, which get no gradient."""
     return function(*given, *references, **options)
+
+
+@pytest.mark.parametrize("kind", sorted({key[0] for key in TYPES}))
+def test_a_loss_of_pairs_is_finite_for_certain_preferences(kind):
+    chosen = torch.tensor([-1e4, 0.0, -400.0, -20.0], requires_grad=True)
+    given = chosen, torch.tensor([0.0, -1e4, -20.0, -400.0])
+    smoothing = 0.1 if kind == "exo_pair" else 0.0
+    loss = F.dpo_loss(*given, *torch.zeros(2, 4), beta=1.0, loss_type=kind, label_smoothing=smoothing, reduction="none")
+    assert loss.isfinite().all() and torch.autograd.grad(loss.sum(), chosen)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", sorted({key[0] for key in TYPES}))
+def test_a_loss_of_pairs_compiles_without_a_graph_break(kind):
+    given = [one.detach() for one in log_probs()]
+    options = {"loss_type": kind, "label_smoothing": 0.1 if kind == "exo_pair" else 0.0}
+    compiled = torch.compile(F.dpo_loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given, **options), F.dpo_loss(*given, **options))
+
+
+def test_the_divergence_of_kto_may_stay_negative():
+    ratios, is_desirable = torch.tensor([0.5, -0.25], dtype=torch.float64), torch.tensor([True, False])
+    options = {"beta": 1.0, "clamp_kl": False, "reduction": "none"}
+    found = F.kto_loss(ratios, torch.zeros_like(ratios), is_desirable, -1.0, **options)
+    torch.testing.assert_close(found, 1 - torch.sigmoid(torch.tensor([1.5, -0.75], dtype=torch.float64)))
 
 
 def test_kto_is_trls_formula():
@@ -301,6 +361,26 @@ ERROR_INPUTS = {
     "loss_type": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="kto"), "loss_type must be one of 'sigmoid'"),
     "smoothing": (lambda: F.dpo_loss(*[ONE] * 4, label_smoothing=0.5), "label_smoothing must be at least 0 and below"),
     "smoothed ipo": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="ipo", label_smoothing=0.1), "label_smoothing must be"),
+    **{
+        f"exo_pair with {wrong}": (
+            lambda wrong=wrong: F.dpo_loss(*[ONE] * 4, loss_type="exo_pair", label_smoothing=wrong),
+            f"label_smoothing must be above 0 and below 0.5 with loss_type 'exo_pair', but it is {wrong}",
+        )
+        for wrong in (0.0, 0.5)
+    },
+    "a loss_type of dpo_loss": (
+        lambda: F.cpo_loss(ONE, ONE, loss_type="apo_zero"),
+        "loss_type must be one of 'sigmoid', 'hinge', 'ipo', but it is 'apo_zero'",
+    ),
+    "discopop_tau": (
+        lambda: F.dpo_loss(*[ONE] * 4, loss_type="discopop", discopop_tau=0.0),
+        "discopop_tau must be positive and finite, but it is 0.0",
+    ),
+    "discopop_tau of another loss": (
+        lambda: F.dpo_loss(*[ONE] * 4, discopop_tau=0.1),
+        "discopop_tau must be 0.05, the default, with loss_type 'sigmoid', but it is 0.1",
+    ),
+    "clamp_kl": (lambda: F.kto_loss(ONE, ONE, ONE == 0, 0.0, clamp_kl=1), "clamp_kl must be a bool, but it is 1"),
     "reduction": (lambda: F.simpo_loss(ONE, ONE, reduction="avg"), "reduction must be one of 'none', 'mean', 'sum'"),
     "is_desirable": (lambda: F.kto_loss(ONE, ONE, ONE, 0.0), "is_desirable must have dtype torch.bool, but"),
     **{

@@ -5,19 +5,18 @@ rows are never materialized. 16-bit inputs are computed in float32. All derivati
 """
 
 from collections.abc import Callable
-from typing import Literal
 
-from torch_aclnn_ops._checks import check_choice, values_are_readable
+from torch_aclnn_ops._checks import check_bool, values_are_readable
 from torch_aclnn_ops._head_options import FINITE, NON_NEGATIVE, POSITIVE, check_number, check_shift
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
+from torch_aclnn_ops.functional._pairs import OF_REFERENCES, DPOLossType, LossType, Pairs, loss_of_pairs, reduce_losses
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, relu
+from torch.nn.functional import logsigmoid
 
-LossType = Literal["sigmoid", "hinge", "ipo"]
 _ROUNDING_OF_LOSSES = 1e-3  # the computed loss of a certain label may be below 0
 
 
@@ -55,8 +54,9 @@ def dpo_loss(
     reference_rejected: Tensor,
     *,
     beta: float = 0.1,
-    loss_type: LossType = "sigmoid",
+    loss_type: DPOLossType = "sigmoid",
     label_smoothing: float = 0.0,
+    discopop_tau: float = 0.05,
     reduction: Reduction = "mean",
 ) -> Tensor:
     """Compute the loss of Direct Preference Optimization.
@@ -67,8 +67,12 @@ def dpo_loss(
         reference_chosen: Log-probabilities of the preferred sequences under the reference, shape (B,), without grad.
         reference_rejected: Log-probabilities of the rejected sequences under the reference, shape (B,), without grad.
         beta: Strength of the regularization toward the reference.
-        loss_type: ``"sigmoid"``, ``"hinge"`` or ``"ipo"``, which expects log-probabilities averaged over tokens.
-        label_smoothing: Assumed fraction of wrong preferences; only for ``"sigmoid"``.
+        loss_type: ``"sigmoid"``, ``"hinge"``, ``"ipo"``, which expects log-probabilities averaged over tokens,
+            ``"robust"``, ``"exo_pair"``, ``"nca_pair"``, ``"bco_pair"`` (without its running mean of rewards),
+            ``"sppo_hard"``, ``"apo_zero"``, ``"apo_down"`` or ``"discopop"``.
+        label_smoothing: Assumed fraction of wrong preferences, below 0.5; only for ``"sigmoid"``, ``"robust"``, and
+            ``"exo_pair"``, where it must be above 0.
+        discopop_tau: Temperature of the transition between the two losses of ``"discopop"``.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
@@ -80,14 +84,21 @@ def dpo_loss(
 
     Source: Rafailov et al., "Direct Preference Optimization" (2023); hinge: Zhao et al., "SLiC-HF" (2023); IPO: Azar et
     al., "A General Theoretical Paradigm to Understand Learning from Human Preferences" (2024); label smoothing:
-    Mitchell, "A note on DPO with noisy preferences" (2023).
+    Mitchell, "A note on DPO with noisy preferences" (2023); robust: Chowdhury et al., "Provably Robust DPO" (2024);
+    EXO: Ji et al., "Towards Efficient Exact Optimization of Language Model Alignment" (2024); NCA: Chen et al., "Noise
+    Contrastive Alignment of Language Models with Explicit Rewards" (2024); BCO: Jung et al., "Binary Classifier
+    Optimization for Large Language Model Alignment" (2024); SPPO: Wu et al., "Self-Play Preference Optimization"
+    (2024); APO: D'Oosterlinck et al., "Anchored Preference Optimization" (2024); DiscoPOP: Lu et al., "Discovering
+    Preference Optimization Algorithms with and for Large Language Models" (2024).
     """
     references = {"reference_chosen": reference_chosen, "reference_rejected": reference_rejected}
     check_log_probs("dpo_loss", "(B,)", chosen=chosen, rejected=rejected, **references)
     for name, tensor in references.items():
         check_constant("dpo_loss", name, tensor, "a reference")
     margins = (widen(chosen) - widen(rejected)) - (widen(reference_chosen) - widen(reference_rejected))
-    return _of_margins("dpo_loss", margins, beta, loss_type, label_smoothing, reduction)
+    ratios = widen(chosen) - widen(reference_chosen), widen(rejected) - widen(reference_rejected)
+    pairs = Pairs(margins, *ratios, beta, label_smoothing, discopop_tau)
+    return loss_of_pairs("dpo_loss", pairs, loss_type, reduction, OF_REFERENCES)
 
 
 def cpo_loss(
@@ -121,8 +132,8 @@ def cpo_loss(
     Source: Xu et al., "Contrastive Preference Optimization" (2024).
     """
     check_log_probs("cpo_loss", "(B,)", chosen=chosen, rejected=rejected)
-    margins = widen(chosen) - widen(rejected)
-    return _of_margins("cpo_loss", margins, beta, loss_type, label_smoothing, reduction)
+    pairs = Pairs(widen(chosen) - widen(rejected), widen(chosen), widen(rejected), beta, label_smoothing)
+    return loss_of_pairs("cpo_loss", pairs, loss_type, reduction)
 
 
 def simpo_loss(
@@ -156,7 +167,8 @@ def simpo_loss(
     check_log_probs("simpo_loss", "(B,)", chosen=chosen, rejected=rejected)
     target_margin = check_number("simpo_loss", "gamma", gamma, FINITE)
     margins = widen(chosen) - widen(rejected) - target_margin / check_number("simpo_loss", "beta", beta, POSITIVE)
-    return _of_margins("simpo_loss", margins, beta, "sigmoid", label_smoothing, reduction)
+    pairs = Pairs(margins, widen(chosen), widen(rejected), beta, label_smoothing)
+    return loss_of_pairs("simpo_loss", pairs, "sigmoid", reduction)
 
 
 def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction: Reduction = "mean") -> Tensor:
@@ -188,7 +200,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
     check_number("orpo_loss", "beta", beta, POSITIVE)
     _check_values("chosen", chosen, lambda values: values > _ROUNDING_OF_LOSSES, "at most 0")
     _check_values("rejected", rejected, lambda values: values >= 0, "below 0, because the odds of 0 are infinite")
-    return _reduce("orpo_loss", beta * _negated_log_sigmoid_of_odds(widen(chosen), widen(rejected)), reduction)
+    return reduce_losses("orpo_loss", beta * _negated_log_sigmoid_of_odds(widen(chosen), widen(rejected)), reduction)
 
 
 def kto_loss(
@@ -200,6 +212,7 @@ def kto_loss(
     beta: float = 0.1,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
+    clamp_kl: bool = True,
     reduction: Reduction = "mean",
 ) -> Tensor:
     """Compute the loss of Kahneman-Tversky Optimization.
@@ -209,11 +222,12 @@ def kto_loss(
         reference_log_probs: Log-probabilities of the sequences under the reference, shape (B,), without grad.
         is_desirable: Whether each sequence is desirable, bool, shape (B,).
         kl: Estimate of the KL divergence between policy and reference, 0-dim: the mean of ``log_probs -
-            reference_log_probs`` over prompts paired with answers to other prompts, over all ranks. Negative values are
-            clamped to 0; it gets no gradient.
+            reference_log_probs`` over prompts paired with answers to other prompts, over all ranks. It gets no
+            gradient.
         beta: Strength of the regularization toward the reference.
         desirable_weight: Factor of the losses of desirable sequences.
         undesirable_weight: Factor of the losses of undesirable sequences.
+        clamp_kl: Count a negative ``kl`` as 0, as the paper does.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
@@ -237,14 +251,16 @@ def kto_loss(
     check_number("kto_loss", "beta", beta, POSITIVE)
     check_number("kto_loss", "desirable_weight", desirable_weight, NON_NEGATIVE)
     check_number("kto_loss", "undesirable_weight", undesirable_weight, NON_NEGATIVE)
+    check_bool("kto_loss", "clamp_kl", clamp_kl)
     ratios = widen(log_probs) - widen(reference_log_probs)
-    baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().clamp(min=0).reshape(())
+    baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().reshape(())
+    baseline = baseline.clamp(min=0) if clamp_kl else baseline
     # Not numbers, of which torch would make tensors of its default dtype.
     signs, weights = (
         torch.where(is_desirable, torch.full_like(ratios, desirable), torch.full_like(ratios, undesirable))
         for desirable, undesirable in ((1, -1), (desirable_weight, undesirable_weight))
     )
-    return _reduce("kto_loss", weights * torch.sigmoid(-beta * (signs * (ratios - baseline))), reduction)
+    return reduce_losses("kto_loss", weights * torch.sigmoid(-beta * (signs * (ratios - baseline))), reduction)
 
 
 def _check_values(name: str, log_probs: Tensor, are_wrong: Callable[[Tensor], Tensor], accepted: str) -> None:
@@ -265,30 +281,3 @@ def _negated_log_sigmoid_of_odds(chosen: Tensor, rejected: Tensor) -> Tensor:
     of_near = torch.log1p(torch.expm1(-near) * rejected.exp() / rest.where(is_near, 1))
     of_far = -logsigmoid(far - (-torch.expm1(far)).log() - (rejected - rest.log()))
     return torch.where(is_near, of_near, of_far)
-
-
-def _of_margins(
-    function: str, margins: Tensor, beta: float, loss_type: str, label_smoothing: float, reduction: str
-) -> Tensor:
-    check_choice(function, "loss_type", loss_type, ("sigmoid", "hinge", "ipo"))
-    check_number(function, "beta", beta, POSITIVE)
-    check_number(function, "label_smoothing", label_smoothing, NON_NEGATIVE)
-    if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss_type != "sigmoid"):
-        raise ValueError(
-            f'{function}: label_smoothing must be at least 0 and below 0.5, and 0 unless loss_type is "sigmoid", but it'
-            f" is {label_smoothing} with {loss_type!r}"
-        )
-    if loss_type == "hinge":
-        losses = relu(1 - beta * margins)
-    elif loss_type == "ipo":
-        losses = (margins - 1 / (2 * beta)).square()
-    else:
-        losses = -logsigmoid(beta * margins) * (1 - label_smoothing)
-        if label_smoothing:
-            losses = losses - logsigmoid(-beta * margins) * label_smoothing
-    return _reduce(function, losses, reduction)
-
-
-def _reduce(function: str, losses: Tensor, reduction: str) -> Tensor:
-    check_choice(function, "reduction", reduction, ("none", "mean", "sum"))
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
