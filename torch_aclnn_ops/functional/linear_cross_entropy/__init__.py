@@ -22,7 +22,6 @@ from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_f
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.options import (
-    NO_OPTIONS,
     check_logit_options,
     check_outputs,
 )
@@ -214,9 +213,9 @@ def linear_cross_entropy(
     # Dynamo does not trace a grad_fn.
     if shards is None and not torch.compiler.is_compiling() and given.linear_weight.grad_fn is not None:
         check_has_all_classes(given.linear_weight)
-    has_own = logit_options is not NO_OPTIONS or square_scale != 0 or token_weight is not None or requested
-    if shards is None and not has_own and are_few(given):
-        loss = loss_of_few_logits(given, zero_if_all_ignored)
+    has_weights = square_scale != 0 or token_weight is not None
+    if shards is None and not requested and not has_weights and are_few(given, logit_options):
+        loss = loss_of_few_logits(given, logit_options, zero_if_all_ignored)
         return shift_results(loss, places) if places else loss
     ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, requested)

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 
-def are_few(given: TorchArguments) -> bool:
+def are_few(given: TorchArguments, options: LogitOptions) -> bool:
     """Return whether torch computes the same loss, and its logits, with two more tensors of their size, are small."""
     weight, target = given.linear_weight, given.target
     if target.is_floating_point() or weight.dim() > 2 or torch.compiler.is_compiling():
+        return False
+    if options.chunk_size is not None or options.max_memory is not None:
         return False
     rows, classes = target.numel(), weight.shape[0]
     number = 3 * rows * classes
@@ -31,12 +33,12 @@ def are_few(given: TorchArguments) -> bool:
     return 0 < 4 * number <= tiling.LOGITS_BYTES and rows > 0
 
 
-def loss_of_few_logits(given: TorchArguments, zero_if_all_ignored: bool) -> Tensor:
+def loss_of_few_logits(given: TorchArguments, options: LogitOptions, zero_if_all_ignored: bool) -> Tensor:
     """Compute the loss in torch's functions, which materialize all logits and have every derivative.
 
     Unlike in torch's, rows that are ignored may hold inf and nan.
     """
-    log_few_logits(given.target, lambda: _inputs(given))
+    log_few_logits(given.target, lambda: _inputs(given, options))
     if is_any_autocast_enabled():
         given = _cast_by_autocast(given)
     input, target = given.input, given.target
@@ -45,13 +47,13 @@ def loss_of_few_logits(given: TorchArguments, zero_if_all_ignored: bool) -> Tens
         given = given._replace(weight=to_loss_dtype(input, given.weight))
     if target.dim() != 1 or target.dtype is not torch.int64:
         given = given._replace(input=input.reshape(-1, input.shape[-1]), target=target.reshape(-1).long())
-    loss = _loss(given, zero_if_all_ignored)
+    loss = _loss(given, options, zero_if_all_ignored)
     return loss if loss.dim() == target.dim() or given.reduction != "none" else loss.reshape(target.shape)
 
 
-def _inputs(given: TorchArguments) -> Inputs:
+def _inputs(given: TorchArguments, options: LogitOptions) -> Inputs:
     input, linear_weight, target, linear_bias, weight, *_ = given
-    return Inputs(input, linear_weight, linear_bias, target, weight, LogitOptions())
+    return Inputs(input, linear_weight, linear_bias, target, weight, options)
 
 
 def _cast_by_autocast(given: TorchArguments) -> TorchArguments:
@@ -62,19 +64,19 @@ def _cast_by_autocast(given: TorchArguments) -> TorchArguments:
 
 
 @without_autocast
-def _loss(given: TorchArguments, zero_if_all_ignored: bool) -> Tensor:
+def _loss(given: TorchArguments, options: LogitOptions, zero_if_all_ignored: bool) -> Tensor:
     """Compute the loss of rows."""
     target, classes = given.target, given.linear_weight.shape[0]
     ignore_index = -100 if given.ignore_index is None else given.ignore_index
     if not values_are_readable(target) or in_dispatch_mode():
-        return _loss_on_device(given, ignore_index, zero_if_all_ignored)
+        return _loss_on_device(given, options, ignore_index, zero_if_all_ignored)
     lowest, highest = (int(bound) for bound in target.aminmax())
     if 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest:
-        return _cross_entropy(given)
+        return _cross_entropy(given, options)
     ignored = target == ignore_index
     check_targets(target, ~ignored & ((target < 0) | (target >= classes)), classes, ignore_index)
     kept = ignored.logical_not().nonzero().squeeze(1)
-    loss = _cross_entropy(given._replace(input=given.input[kept], target=target[kept]))
+    loss = _cross_entropy(given._replace(input=given.input[kept], target=target[kept]), options)
     if given.reduction == "none":
         return loss.new_zeros(target.shape).index_put((kept,), loss)
     if given.reduction == "mean" and zero_if_all_ignored:
@@ -82,26 +84,34 @@ def _loss(given: TorchArguments, zero_if_all_ignored: bool) -> Tensor:
     return loss
 
 
-def _loss_on_device(given: TorchArguments, ignore_index: int, zero_if_all_ignored: bool) -> Tensor:
+def _loss_on_device(
+    given: TorchArguments, options: LogitOptions, ignore_index: int, zero_if_all_ignored: bool
+) -> Tensor:
     """Compute the loss without reading values: nan for a class index out of range."""
     target = given.target
     ignored = target == ignore_index
     in_range = target.where(ignored, target.clamp(0, given.linear_weight.shape[0] - 1))
     # Divided by 0, the row of an index out of range is not finite, so that its loss is nan.
     input = (widen(given.input) / (in_range == target).unsqueeze(1)).masked_fill(ignored.unsqueeze(1), 0)
-    loss = _cross_entropy(given._replace(input=input, target=in_range))
+    loss = _cross_entropy(given._replace(input=input, target=in_range), options)
     if given.reduction == "mean" and zero_if_all_ignored:
         return loss.masked_fill(ignored.all(), 0)
     return loss
 
 
-def _cross_entropy(given: TorchArguments) -> Tensor:
+def _cross_entropy(given: TorchArguments, options: LogitOptions) -> Tensor:
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if linear_weight.dtype is not torch.float32:
         input, linear_weight = widen(input), widen(linear_weight)
         linear_bias = None if linear_bias is None else widen(linear_bias)
+    logits = torch.nn.functional.linear(input, linear_weight, linear_bias)
+    softcap = options.without_infinite_softcap(torch.float32).softcap
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * (softcap / options.temperature)
+    elif options.temperature != 1:
+        logits = logits / options.temperature
     return torch.nn.functional.cross_entropy(
-        torch.nn.functional.linear(input, linear_weight, linear_bias),
+        logits,
         target,
         weight,
         reduction=reduction,

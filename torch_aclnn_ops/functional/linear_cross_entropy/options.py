@@ -12,7 +12,6 @@ import torch
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _NO_OUTPUTS: frozenset[str] = frozenset()
-NO_OPTIONS = LogitOptions()
 
 
 def check_logit_options(
@@ -25,7 +24,7 @@ def check_logit_options(
     """Check the options of the logits and their chunks."""
     if softcap is None and type(temperature) is float and temperature == 1 and chunk_size == "auto":
         if max_memory is None and options is None:
-            return NO_OPTIONS if not torch.compiler.is_compiling() else LogitOptions(None, 1.0, None, None)
+            return LogitOptions(None, 1.0, None, None)  # Dynamo of 2.9 does not treat defaults as constants
     check_options(options)
     rows, max_memory = check_memory(
         "linear_cross_entropy", chunk_size, max_memory, None if options is None else options.batch_chunk_size
