@@ -22,11 +22,11 @@ def are_few(given: TorchArguments, options: LogitOptions) -> bool:
         return False
     if options.chunk_size is not None or options.max_memory is not None:
         return False
+    if not weight.is_cpu and (weight.dtype in HALF_DTYPES or is_any_autocast_enabled()):  # CANN's operators
+        return False
     rows, classes = target.numel(), weight.shape[0]
     number = 3 * rows * classes
     if weight.dtype in HALF_DTYPES:
-        if not weight.is_cpu:  # CANN's operators
-            return False
         number += rows * weight.shape[1] + weight.numel()
     elif weight.dtype is not torch.float32:
         return False
