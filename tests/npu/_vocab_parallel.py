@@ -10,10 +10,15 @@ import torch
 import torch.distributed as dist
 from host_npu.testing import results_of
 
+from benchmarks._launches import count_launches
+
 ROWS, FEATURES, CLASSES = 24, 16, 288
 # Number of classes of each rank, and options of the function.
 CASES = {
     "fused": ((160, 128), {}),
+    "fused, none": ((128, 160), {"reduction": "none"}),
+    "fused, an ignore_index that is a class": ((160, 128), {"ignore_index": 200, "reduction": "sum"}),
+    "fused, weights": ((160, 128), {"weight": torch.linspace(0.5, 2, 288), "token_weight": torch.linspace(1, 3, 24)}),
     "fused with a z-loss": ((128, 160), {"lse_square_scale": 0.1, "reduction": "sum"}),
     "one shard too small for the operators": ((200, 88), {}),
     "one shard without classes": ((288, 0), {}),
@@ -27,13 +32,14 @@ def gradients(sizes, options, device, rank=None):
     input = torch.randn(ROWS, FEATURES, generator=generator).bfloat16()
     weight = (0.2 * torch.randn(CLASSES, FEATURES, generator=generator)).bfloat16()
     target = torch.randint(CLASSES, (ROWS,), generator=generator)
-    target[3] = -100
+    target[3] = options.get("ignore_index", -100)
+    options = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
     if rank is not None:
         weight = weight.split(sizes)[rank]
         options = {"process_group": dist.group.WORLD, "vocab_sizes": sizes, **options}
     input, weight = (tensor.to(device).requires_grad_() for tensor in (input, weight))
     loss = F.linear_cross_entropy(input, weight, target.to(device), **options)
-    found = (loss, *torch.autograd.grad(loss, (input, weight)))
+    found = (loss, *torch.autograd.grad(loss.sum(), (input, weight)))
     assert all(tensor.device.type == device for tensor in found)
     return found
 
@@ -54,6 +60,83 @@ def _difference(before, after):
 def results(device):
     """Run all cases as one of the processes."""
     return results_of((name, partial(_counted, *case, device)) for name, case in CASES.items())
+
+
+def _leaves(device, rows=24, sizes=(160, 128)):
+    """Return an input, this process's half of a head, and targets of which one is ignored."""
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(rows, FEATURES, generator=generator).bfloat16()
+    head = (0.2 * torch.randn(CLASSES, FEATURES, generator=generator)).bfloat16()
+    target = torch.randint(CLASSES, (rows,), generator=generator)
+    target[1:2] = -100
+    whole = input.clone().requires_grad_(), head.requires_grad_(), target
+    shard = head.detach().split(sizes)[dist.get_rank()].to(device).requires_grad_()
+    return whole, (input.to(device).requires_grad_(), shard, target.to(device))
+
+
+_SHARED = {"vocab_sizes": (160, 128), "reduction": "none"}
+
+
+def rows_that_are_ignored_or_absent(device):
+    """Losses and gradients where all rows are ignored, and where there are none."""
+    found = []
+    for rows in (2, 0):
+        _, (input, head, target) = _leaves(device, rows)
+        target.fill_(-100)
+        loss = F.linear_cross_entropy(input, head, target, process_group=dist.group.WORLD, **_SHARED)
+        found += [loss, *torch.autograd.grad(loss.sum(), (input, head))]
+    return [tensor.abs().sum().item() for tensor in found]
+
+
+def second_derivative(device):
+    """The derivative of a function of the gradient of the input, and that of one process."""
+    found = []
+    for (input, head, target), options in zip(
+        _leaves(device), ({"reduction": "none"}, {"process_group": dist.group.WORLD, **_SHARED}), strict=True
+    ):
+        loss = F.linear_cross_entropy(input, head, target, **options)
+        (gradient,) = torch.autograd.grad(loss.sum(), input, create_graph=True)
+        found += torch.autograd.grad(gradient.float().square().sum(), input)
+    return [tensor.float().cpu() for tensor in found]
+
+
+def disagreement(device, what, checks_values):
+    """The loss of every row and the gradients, or what is raised, where the second process's argument differs."""
+    _, (input, head, target) = _leaves(device)
+    options = dict(_SHARED)
+    if dist.get_rank() == 1:
+        if what == "target":
+            target[0] = (target[0] + 1) % CLASSES
+        elif what == "an ignored row":
+            target[0] = -100
+        elif what == "input":
+            input = (input.detach() + 1).requires_grad_()
+        else:
+            options["zero_if_all_ignored"] = True
+    torch_aclnn_ops.check_values(checks_values)
+    try:
+        loss = F.linear_cross_entropy(input, head, target, process_group=dist.group.WORLD, **options)
+        return [loss.cpu(), *(one.float().cpu() for one in torch.autograd.grad(loss.sum(), (input, head)))]
+    except ValueError as error:
+        return str(error)
+    finally:
+        torch_aclnn_ops.check_values(False)
+
+
+def launches(device):
+    """How many operators a call launches, forward and backward, by reduction; 256 classes for each process."""
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(64, 32, generator=generator).bfloat16().to(device).requires_grad_()
+    head = (0.2 * torch.randn(512, 32, generator=generator)).bfloat16().chunk(2)[dist.get_rank()]
+    head = head.to(device).requires_grad_()
+    target = torch.randint(512, (64,), generator=generator).to(device)
+    options = {"process_group": dist.group.WORLD, "vocab_sizes": (256, 256)}
+
+    def call(reduction):
+        loss = F.linear_cross_entropy(input, head, target, reduction=reduction, **options)
+        torch.autograd.grad(loss, (input, head), torch.ones_like(loss))
+
+    return {name: count_launches(partial(call, name)) for name in ("mean", "sum", "none")}
 
 
 def divergence_of_an_empty_shard(device):

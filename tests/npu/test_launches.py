@@ -8,11 +8,13 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
+from host_npu.testing import run
 from torch import nn
 
 from benchmarks._launches import count_launches
 from tests._contract import Maker
 from tests._linear_kl_div import head_of_teacher, student
+from tests.npu import _vocab_parallel
 from tests.npu._linear_cross_entropy import linear_case
 
 # A device's operators call others than the host NPU's.
@@ -45,6 +47,13 @@ def test_a_loss_launches_little_around_cann_s_three_operators(options, number):
 
     launches = count_launches(call)
     assert launches.total() == number and launches & FUSED == FUSED
+
+
+def test_a_vocab_parallel_loss_launches_what_ranks_exchange_and_compare_besides():
+    for rank, found in enumerate(run(_vocab_parallel.launches, 2, device="npu", backend="hccl")):
+        for reduction, number in {"mean": 66, "sum": 63, "none": 62}.items():
+            # The first rank's classes begin at 0, which need not be subtracted from targets.
+            assert found[reduction].total() == number + (rank > 0), found[reduction]
 
 
 @pytest.mark.parametrize(("reduction", "number"), [("mean", 27), ("none", 34)])

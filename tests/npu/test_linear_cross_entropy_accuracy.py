@@ -137,3 +137,14 @@ def test_the_statistics_of_two_shards_make_those_of_all_classes():
     losses = results.log_sum_exp - results.predicted
     expected = cross_entropy(linear(input.double(), weight.double()), target, ignore_index=IGNORED, reduction="none")
     torch.testing.assert_close(losses.double(), expected, rtol=0.05, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("reduction", "expected"), [("sum", [0.0]), ("mean", [math.nan]), ("none", [])])
+def test_no_rows_have_no_loss_and_gradients_of_zero(dtype, reduction, expected):
+    input, weight = torch.ones(0, FEATURES), torch.ones(CLASSES, FEATURES)
+    leaves = [tensor.to(dtype).npu().requires_grad_() for tensor in (input, weight)]
+    loss = linear_cross_entropy(*leaves, torch.zeros(0, dtype=torch.int64).npu(), reduction=reduction)
+    loss.sum().backward()
+    torch.testing.assert_close(loss.detach().cpu().reshape(-1), torch.tensor(expected), equal_nan=True)
+    assert leaves[0].grad.shape == (0, FEATURES) and not leaves[1].grad.any()

@@ -18,6 +18,9 @@ FUSED = {
 }
 LAUNCHES = {
     "fused": [FUSED, FUSED],
+    "fused, none": [FUSED, FUSED],
+    "fused, an ignore_index that is a class": [FUSED, FUSED],
+    "fused, weights": [FUSED, FUSED],
     "fused with a z-loss": [FUSED, FUSED],
     "one shard too small for the operators": [FUSED, {}],
     "one shard without classes": [FUSED, {}],
@@ -57,6 +60,35 @@ def test_the_fused_operators_are_launched_if_they_support_the_call(found, name):
 def test_the_forward_pass_has_one_collective_and_the_backward_pass_another(backend, found, name):
     expected = {"HcclAllGather": 1, "HcclAllReduce": 1} if backend == "hccl" else {}
     assert [of_rank[name][2] for of_rank in found] == [expected, expected]
+
+
+def test_rows_that_are_ignored_or_absent_contribute_zero(backend):
+    assert run(cases.rows_that_are_ignored_or_absent, 2, device="npu", backend=backend) == [[0] * 6] * 2
+
+
+def test_a_gradient_can_be_differentiated(backend):
+    for expected, found in run(cases.second_derivative, 2, device="npu", backend=backend):
+        assert float((found - expected).norm() / expected.norm()) < 2**-7
+
+
+DISAGREEMENTS = {
+    "target": "target must be the same on every rank",
+    "an ignored row": "target must be the same on every rank",
+    "input": "input must be the same on every rank",
+    "zero_if_all_ignored": "zero_if_all_ignored must be the same on every rank",
+}
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_all_losses_and_gradients_are_nan_if_the_processes_disagree(backend, what):
+    for results in run(cases.disagreement, 2, what, False, device="npu", backend=backend):
+        assert all(tensor.isnan().all() for tensor in results)
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_every_process_raises_if_they_disagree_and_values_are_checked(backend, what):
+    for error in run(cases.disagreement, 2, what, True, device="npu", backend=backend):
+        assert DISAGREEMENTS[what] in error
 
 
 def test_a_teacher_with_a_bias_may_have_an_empty_shard(backend):

@@ -4,6 +4,7 @@ On an NPU every launch costs some microseconds of the host and of the device. Wh
 it is given, and no choice depends on values, which would synchronize with the device.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import is_batched, scatter, vjp
@@ -11,8 +12,9 @@ from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, check_targets
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import SharedVocabulary
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced, fused_gradients_of_losses, fused_losses
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
 
 import torch
@@ -26,10 +28,16 @@ class _FusedLossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *_, inputs, ignore_index = args
-        losses, without_class, reduced = fused_losses(inputs, ignore_index)
-        ctx.save_for_backward(*inputs[:_DIFFERENTIATED], without_class, *reduced)
-        ctx.options = inputs.options
+        inputs: Inputs
+        *_, inputs, ignore_index, vocabulary = args
+        if vocabulary is None:
+            losses, without_class, reduced = fused_losses(inputs, ignore_index)
+        else:
+            losses, without_class, reduced = fused_losses(
+                inputs, ignore_index, vocabulary.start, vocabulary.combine_reduced
+            )
+        ctx.save_for_backward(*inputs[:_DIFFERENTIATED], inputs.target, without_class, *reduced)
+        ctx.options, ctx.vocabulary = inputs.options, vocabulary
         ctx.mark_non_differentiable(without_class, reduced.has_class)
         ctx.set_materialize_grads(False)
         return losses, without_class, reduced.has_class
@@ -38,41 +46,50 @@ class _FusedLossFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[:_DIFFERENTIATED]
         if grad_losses is None:
-            return (None,) * 4
-        input, weight, without_class, *rest = ctx.saved_tensors
+            return (None,) * 5
+        input, weight, target, without_class, *rest = ctx.saved_tensors
         reduced = Reduced(*rest)
         grad_losses = grad_losses.where(reduced.has_class, without_class)
         if not all(needed) or torch.is_grad_enabled() or is_batched(grad_losses):
-            target = reduced.masked_target.masked_fill(without_class == 0, IGNORED)
-            inputs = Inputs(input, weight, None, target, None, ctx.options)
-            return *_differentiable_gradients(inputs, needed, grad_losses), None, None
-        return *fused_gradients_of_losses(input, weight, reduced, grad_losses), None, None
+            target = target.where(reduced.has_class, 0).masked_fill(without_class == 0, IGNORED)
+            requested = RequestedOutputs(gradients=(*needed, False))
+            inputs = Inputs(input, weight, None, target, None, ctx.options, requested)
+            return *_differentiable_gradients(inputs, needed, grad_losses, ctx.vocabulary), None, None, None
+        return *fused_gradients_of_losses(input, weight, reduced, grad_losses), None, None, None
 
 
 _apply = fast_apply(_FusedLossFunction)
 
 
 def _differentiable_gradients(
-    inputs: Inputs, needed: tuple[bool, ...], grad_losses: Tensor
+    inputs: Inputs, needed: tuple[bool, ...], grad_losses: Tensor, vocabulary: SharedVocabulary | None
 ) -> tuple[Tensor | None, ...]:
     """Compute the needed gradients in functions that have every derivative."""
+    reduce = statistics
+    if vocabulary is not None:  # the sum of the input's gradient over the ranks follows
+        reduce = replace(vocabulary, reduces_gradient=False).statistics
     names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
 
     def losses(*values: Tensor) -> tuple[Tensor]:
-        reduced = statistics(inputs._replace(**dict[str, Any](zip(names, values, strict=True))))
+        reduced = reduce(inputs._replace(**dict[str, Any](zip(names, values, strict=True))))
         return (reduced.log_sum_exp - reduced.predicted,)
 
     _, pull_back = vjp(losses, *(getattr(inputs, name) for name in names))
     return scatter(needed, pull_back(grad_losses))
 
 
-def fused_loss(inputs: Inputs, token_weight: Tensor | None, options: LossOptions) -> Tensor:
+def fused_loss(
+    inputs: Inputs, token_weight: Tensor | None, options: LossOptions, vocabulary: SharedVocabulary | None
+) -> Tensor:
     """Compute the loss of class indices in rows, reduced as the options say."""
+    classes = inputs.linear_weight.shape[0]
+    if vocabulary is not None:
+        inputs, classes = vocabulary.copy_input(inputs), vocabulary.shards.total
     losses: Tensor
-    losses, without_class, has_class = _apply(*inputs[:_DIFFERENTIATED], inputs, options.ignore_index)
+    losses, without_class, has_class = _apply(*inputs[:_DIFFERENTIATED], inputs, options.ignore_index, vocabulary)
     if values_are_readable(losses):
         outside = without_class.isnan() & ~has_class
-        check_targets(inputs.target, outside, inputs.linear_weight.shape[0], options.ignore_index)
+        check_targets(inputs.target, outside, classes, options.ignore_index)
     weights = _weights(inputs, token_weight, has_class)
     if weights is not None:
         weights = weights.where(has_class, without_class)

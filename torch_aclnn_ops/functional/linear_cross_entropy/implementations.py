@@ -1,7 +1,8 @@
 """The implementations of a call, and the choice among them, which is made once per call.
 
 =============================  =====================================================================================
-by CANN's fused operators      ``fused_loss``: from the losses of all rows, without a z-loss and further outputs
+by CANN's fused operators      ``fused_loss``: from the losses of all rows, without a z-loss and further outputs; also
+                               by ranks that share a vocabulary, if they all have the operators
 other scalar losses            ``loss_with_gradients``: computed together with its gradients, chunk by chunk
 everything else                ``loss_of_statistics``: from differentiable statistics of each row, which are computed by
                                CANN's fused operators or in chunks, for each position of a K-dimensional loss, or by
@@ -35,10 +36,11 @@ from torch_aclnn_ops.functional.linear_cross_entropy.options import (
     check_outputs_of_probabilities,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments, to_loss_dtype
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import SharedVocabulary, shared_vocabulary
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import why_not_classes
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
 
 import torch
@@ -134,22 +136,17 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
     """Choose the implementation of a call; this is the only place that does."""
     inputs, head = call.inputs, call.inputs.linear_weight
     has_positions = head.dim() > 2
-    reduce: _Reduce = autograd.statistics
+    vocabulary = None
     if call.shards is not None:
-        reduce = partial(
-            vocab_parallel_statistics,
-            shards=call.shards,
-            reduce_input_grad=call.reduce_input_grad,
-            loss_options=call.options,
-            weights=(call.token_weight, inputs.class_weight),
-        )
-    elif not has_positions:
-        if not autograd.ENGINE.needs_formula(inputs, call.token_weight):
-            is_fused = choose_kernels(inputs).why_not_fused is None
-            if is_fused and _can_fuse_loss(call):
-                return _fused_loss
-            if not is_fused and _can_compute_gradients(call):
-                return loss_with_gradients
+        weights = call.token_weight, inputs.class_weight
+        vocabulary = shared_vocabulary(inputs, call.shards, call.reduce_input_grad, call.options, weights)
+    if not has_positions and not autograd.ENGINE.needs_formula(inputs, call.token_weight):
+        is_fused = choose_kernels(inputs).why_not_fused is None
+        if is_fused and _can_fuse_loss(call):
+            return partial(_fused_loss, vocabulary=vocabulary)
+        if vocabulary is None and not is_fused and _can_compute_gradients(call):
+            return loss_with_gradients
+    reduce: _Reduce = autograd.statistics if vocabulary is None else vocabulary.statistics
     return partial(loss_of_statistics, reduce=partial(_reduce_positions, reduce=reduce) if has_positions else reduce)
 
 
@@ -158,6 +155,10 @@ def _can_fuse_loss(call: LossCall) -> bool:
     options, gradients = call.options, call.inputs.requested.gradients
     if options.lse_square_scale != 0 or options.outputs or torch.compiler.is_compiling():
         return False
+    if call.shards is not None:
+        # On every rank: those that differentiate a gradient need the same collectives.
+        if call.shards.excess or any(why_not_classes(size) is not None for size in call.shards.sizes):
+            return False
     return gradients[0] == gradients[1]
 
 
@@ -168,9 +169,9 @@ def _can_compute_gradients(call: LossCall) -> bool:
     return call.token_weight is None or not call.token_weight.requires_grad
 
 
-def _fused_loss(call: LossCall) -> _Result:
+def _fused_loss(call: LossCall, vocabulary: SharedVocabulary | None) -> _Result:
     """Compute a loss by CANN's fused operators."""
-    loss = fused_loss(call.inputs, call.token_weight, call.options)
+    loss = fused_loss(call.inputs, call.token_weight, call.options, vocabulary)
     return loss.reshape(call.shape) if call.options.reduction == "none" else loss
 
 

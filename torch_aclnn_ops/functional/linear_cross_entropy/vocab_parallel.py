@@ -5,8 +5,8 @@ rank computes those of the full vocabulary.
 """
 
 import math
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
@@ -18,6 +18,7 @@ from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, distribution_sums
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments
+from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
@@ -49,73 +50,131 @@ def _kind_of(given: TorchArguments, outputs: object) -> dict[str, int]:
     }
 
 
-def vocab_parallel_statistics(
-    inputs: Inputs,
-    shards: VocabularyShards,
-    reduce_input_grad: bool = True,
-    loss_options: LossOptions | None = None,
-    weights: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Statistics:
-    """Reduce the logits of every row of a head that is sharded over ranks.
+@dataclass(frozen=True)
+class SharedVocabulary:
+    """The part of this rank in a call whose classes are spread over ranks.
 
-    Every rank must call it with the same input, target and class weights, and differentiate the same function of the
-    results, which are the same on all ranks. The gradients of input, target and class weights are replicated; those of
-    weight and bias are sharded.
+    Every rank must make the call with the same input, target and class weights, and differentiate the same function of
+    the results, which are the same on all ranks. The gradients of input, target and class weights are replicated; those
+    of weight and bias are sharded.
 
-    Weight and bias of ``inputs`` are this rank's shard, which may be empty; target, class weights and results refer to
-    the full vocabulary. ``reduce_input_grad`` sums the gradient of the input over the ranks, in one more collective;
-    otherwise it is this rank's partial sum. ``weights`` are those of rows and of classes, which ranks compare.
+    The ranks compare their calls in the collective that they need anyway, and raise if they do not match; if values
+    cannot be read, as on an NPU, all results are nan.
 
-    The ranks compare their arguments in the same collective, and raise if they do not match; if values cannot be read,
-    as on an NPU, all results are nan.
+    Attributes:
+        shards: Which rank has which classes.
+        call: What must be the same on all ranks.
+        weights: Weights of rows and of classes, which ranks compare.
+        reduces_gradient: Whether to sum the gradient of the input over the ranks, in one more collective; otherwise it
+            is this rank's partial sum.
     """
-    raise_if_compiled_transform()
-    call = _call(inputs, shards, reduce_input_grad, loss_options, weights)
-    is_soft, dtype = inputs.target.is_floating_point(), _message_dtype(inputs, shards)
-    hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
-    summary = summarize(
-        call, (shards.excess, shards.sizes), inputs.input, inputs.linear_weight, hard, soft, dtype, weights
-    )
-    local, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
-    found, target_probability_sums, factor = _gather_statistics(
-        statistics(local), target_probability_sum, call, summary, shards
-    )
-    filled = [classes for classes, size in zip(shards.slices(), shards.sizes, strict=True) if size > 0]
-    results = combine(found, target_probability_sums, filled, inputs.class_weight)
-    if not inputs.target.is_floating_point():
-        results = results.without(inputs.target == IGNORED)
-    if factor is None:
-        return results
-    *values, tokens = results
-    return Statistics._make((*(None if rows is None else rows * factor for rows in values), tokens))
+
+    shards: VocabularyShards
+    call: Call
+    weights: tuple[Tensor | None, Tensor | None]
+    reduces_gradient: bool
+
+    @property
+    def start(self) -> int:
+        """The first class of this rank."""
+        return sum(self.shards.sizes[: self.shards.members.rank])
+
+    def statistics(self, inputs: Inputs) -> Statistics:
+        """Reduce the logits of every row.
+
+        Weight and bias of ``inputs`` are this rank's shard, which may be empty; target, class weights and results refer
+        to the full vocabulary.
+        """
+        raise_if_compiled_transform()
+        summary = self._summarize(inputs, _message_dtype(inputs, self.shards))
+        local, target_probability_sum = _local_inputs(inputs, self.shards, self.reduces_gradient)
+        rows = statistics(local)
+        gathered, factor = self._gather((*rows, target_probability_sum), summary)
+        results = self._combine(rows, gathered, inputs.class_weight)
+        if not inputs.target.is_floating_point():
+            results = results.without(inputs.target == IGNORED)
+        if factor is None:
+            return results
+        *values, tokens = results
+        return Statistics._make((*(None if row is None else row * factor for row in values), tokens))
+
+    def copy_input(self, inputs: Inputs) -> Inputs:
+        """Sum the gradient of the input over the ranks, if they need it."""
+        if not self.reduces_gradient:
+            return inputs
+        return inputs._replace(input=copy_to_group(inputs.input, self.shards.members))
+
+    def combine_reduced(self, inputs: Inputs, reduced: Reduced) -> Reduced:
+        """Combine what CANN's operators reduce this rank's logits to with the other ranks' results.
+
+        The masks and places of targets remain this rank's. Not differentiable.
+        """
+        rows = Statistics(reduced.logits_max, reduced.sum_exp_logits.log(), reduced.predicted)
+        gathered, factor = self._gather((*rows, reduced.has_class), self._summarize(inputs, rows.logits_max.dtype))
+        gathered = gathered if factor is None else gathered * factor
+        whole = self._combine(rows, gathered, None)
+        return reduced._replace(
+            logits_max=whole.logits_max,
+            sum_exp_logits=whole.log_sum_exp.exp(),
+            predicted=whole.predicted,
+            has_class=gathered[:, -1].any(0),
+        )
+
+    def _summarize(self, inputs: Inputs, dtype: torch.dtype) -> Summary:
+        is_soft, cut = inputs.target.is_floating_point(), (self.shards.excess, self.shards.sizes)
+        hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
+        return summarize(self.call, cut, inputs.input, inputs.linear_weight, hard, soft, dtype, self.weights)
+
+    def _gather(self, rows: Sequence[Tensor | None], summary: Summary) -> tuple[Tensor, Tensor | None]:
+        """Gather values of rows of all nonempty shards, shape (shards, given, N), and compare calls, in one collective.
+
+        The second result is the factor of :func:`compare_summaries`.
+        """
+        given = [row.to(summary.factors.dtype) for row in rows if row is not None]
+        message = gather(torch.cat([*summary.sent, *given]), self.shards.members)
+        summaries, sizes = message[:, : summary.size].detach(), self.shards.sizes
+        factor = compare_summaries("linear_cross_entropy", self.call, summary, summaries, sizes)
+        gathered = message[:, summary.size :].unflatten(1, (len(given), given[0].shape[0]))
+        if not all(sizes):
+            gathered = gathered[[rank for rank, size in enumerate(sizes) if size > 0]]
+        return gathered, factor
+
+    def _combine(self, rows: Statistics, gathered: Tensor, class_weight: Tensor | None) -> Statistics:
+        """Combine gathered statistics and target probability sums; ``rows`` are this rank's statistics."""
+        *parts, sums = gathered.unbind(1)
+        remaining = iter(parts)
+        found = Statistics._make(None if row is None else next(remaining).to(row.dtype) for row in rows)
+        filled = [classes for classes, size in zip(self.shards.slices(), self.shards.sizes, strict=True) if size > 0]
+        return combine(found, sums.to(rows.predicted.dtype), filled, class_weight)
 
 
-def _call(
+def shared_vocabulary(
     inputs: Inputs,
     shards: VocabularyShards,
     reduce_input_grad: bool,
-    loss_options: LossOptions | None,
+    loss_options: LossOptions,
     weights: tuple[Tensor | None, Tensor | None],
-) -> Call:
+) -> SharedVocabulary:
+    """Describe a call, which the other ranks make, too."""
     options, input = inputs.options, inputs.input
+    reduces_gradient = _reduces_gradient(input, reduce_input_grad)
     call: dict[str, Any] = {
-        ROWS: input.shape[0],
+        ROWS: inputs.input.shape[0],
         "the number of features of input": input.shape[1],
         "vocab_sizes": shards.sizes,
         "softcap": options.softcap,
         "temperature": options.temperature,
         "whether target has probabilities": inputs.target.is_floating_point(),
         "reduce_input_grad": reduce_input_grad,
-        "whether input needs a gradient": _reduces_gradient(input, reduce_input_grad),
+        "whether input needs a gradient": reduces_gradient,
         "whether token_weight is given": weights[0] is not None,
         "whether weight is given": weights[1] is not None,
+        "reduction": loss_options.reduction,
+        "label_smoothing": loss_options.label_smoothing,
+        "lse_square_scale": loss_options.lse_square_scale,
+        "zero_if_all_ignored": loss_options.zero_if_all_ignored,
     }
-    if loss_options is not None:
-        call["reduction"] = loss_options.reduction
-        call["label_smoothing"] = loss_options.label_smoothing
-        call["lse_square_scale"] = loss_options.lse_square_scale
-        call["zero_if_all_ignored"] = loss_options.zero_if_all_ignored
-    return call
+    return SharedVocabulary(shards, call, weights, reduces_gradient)
 
 
 def _reduces_gradient(input: Tensor, reduce_input_grad: bool) -> bool:
@@ -128,7 +187,7 @@ def _message_dtype(inputs: Inputs, shards: VocabularyShards) -> torch.dtype:
     return accumulation_dtype(inputs.input.dtype)
 
 
-def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Inputs, Tensor]:
+def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduces_gradient: bool) -> tuple[Inputs, Tensor]:
     """Return the inputs for this rank's classes, and the target probability in them for each row."""
     members, classes = shards.members, shards.slices()[shards.members.rank]
     weight, bias, target = inputs.linear_weight, inputs.linear_bias, inputs.target
@@ -155,7 +214,7 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
     local = Inputs(inputs.input, weight, bias, target, class_weight, options, inputs.requested)
     if not torch.compiler.is_compiling():
         local = local._replace(kernels=choose_kernels(local))
-    if _reduces_gradient(inputs.input, reduce_input_grad):
+    if reduces_gradient:
         # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
         if local.kernels is None:  # the choice of the compiled operator is not known yet
             is_fused = inputs.input.device.type == "npu" and not is_disabled()
@@ -164,24 +223,3 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
         input = inputs.input if is_fused else widen(inputs.input)
         local = local._replace(input=copy_to_group(input, members))
     return local, target_probability_sum
-
-
-def _gather_statistics(
-    reduced: Statistics, target_probability_sum: Tensor, call: Call, summary: Summary, shards: VocabularyShards
-) -> tuple[Statistics, Tensor, Tensor | None]:
-    """Gather statistics and target probability sums of all nonempty shards, shape (shards, N) each, in one collective.
-
-    The third result is the factor of :func:`compare_summaries`.
-    """
-    rows = (*reduced, target_probability_sum)
-    given = [row.to(summary.factors.dtype) for row in rows if row is not None]
-    message = gather(torch.cat([*summary.sent, *given]), shards.members)
-    summaries = message[:, : summary.size].detach()
-    factor = compare_summaries("linear_cross_entropy", call, summary, summaries, shards.sizes)
-    gathered = message[:, summary.size :].unflatten(1, (len(given), target_probability_sum.shape[0]))
-    if not all(shards.sizes):
-        gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]
-    remaining = iter(gathered.unbind(1))
-    *found, target_probability_sums = (None if row is None else next(remaining).to(row.dtype) for row in rows)
-    assert target_probability_sums is not None
-    return Statistics._make(found), target_probability_sums, factor

@@ -1,5 +1,6 @@
 """Kernels of the linear cross entropy that use CANN's fused operators."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch_aclnn_ops.ops._head.tiling import slices
@@ -27,6 +28,9 @@ class Reduced(NamedTuple):
     has_class: Tensor
 
 
+Combine = Callable[[Inputs, Reduced], Reduced]
+
+
 def _reduce(inputs: Inputs) -> Reduced:
     """Reduce the logits with CANN's operator, which rounds them to 16 bits, and replace the target's by the exact one.
 
@@ -51,7 +55,7 @@ def _target_logits(inputs: Inputs, classes: Tensor, logits_max: Tensor) -> Tenso
     share = (logits_max / -features).unsqueeze(1)  # of the maximum, added to each feature's product
     parts = [
         torch.addcmul(share[rows], weight.index_select(0, classes[rows]), input[rows]).sum(1)
-        for rows in slices(0, input.shape[0], max(_FEATURES_AT_A_TIME // max(features, 1), 1))
+        for rows in slices(0, max(input.shape[0], 1), max(_FEATURES_AT_A_TIME // max(features, 1), 1))
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -76,13 +80,22 @@ class FusedRows(NamedTuple):
     reduced: Reduced
 
 
-def fused_losses(inputs: Inputs, ignore_index: int) -> FusedRows:
-    """Compute the loss of every row with CANN's operators, in few launches; class indices are the caller's."""
+def fused_losses(inputs: Inputs, ignore_index: int, start: int = 0, combine: Combine | None = None) -> FusedRows:
+    """Compute the loss of every row with CANN's operators, in few launches.
+
+    Args:
+        inputs: The arguments of the call, with the caller's class indices.
+        ignore_index: The class index of ignored rows.
+        start: The first class of the head.
+        combine: Combines this shard's results with those of others, if there are any.
+    """
     target = inputs.target
     ignored = target == ignore_index
-    if 0 <= ignore_index < inputs.linear_weight.shape[0]:
+    if combine is not None or 0 <= ignore_index < inputs.linear_weight.shape[0]:
         target = target.masked_fill(ignored, IGNORED)
-    reduced = _reduce(inputs._replace(target=target))
+    reduced = _reduce(inputs._replace(target=target - start if start else target))
+    if combine is not None:
+        reduced = combine(inputs._replace(target=target), reduced)
     losses, _ = fused_cross_entropy_loss_with_max_sum.run(*reduced[:3], None)
     without_class = reduced.predicted / ignored  # 0 / 1 or 0 / 0
     return FusedRows(losses.where(reduced.has_class, without_class), without_class, reduced)

@@ -28,17 +28,23 @@ def linear_limits(_soc: str, input: Tensor, weight: Tensor, *_: object) -> str |
             return f"{name} has {tensor.dim()} dimensions and CANN's operator supports 2"
     classes, features = weight.shape
     if classes < _MIN_CLASSES:
-        return f"weight has {classes} classes and CANN's operator supports {_MIN_CLASSES} or more"
+        return why_not_classes(classes)
     if features > _MAX_FEATURES:
         return f"weight has {features} features and CANN's operator supports at most {_MAX_FEATURES}"
     return None
 
 
+def why_not_classes(classes: int) -> str | None:
+    """Return why the operator does not support a shard of this many classes on an NPU, or ``None``."""
+    if classes < _MIN_CLASSES:
+        return f"weight has {classes} classes and CANN's operator supports {_MIN_CLASSES} or more"
+    if classes > _MAX_CLASSES:
+        return f"weight has {classes} classes and CANN's operator supports at most {_MAX_CLASSES}"
+    return None
+
+
 def _limits(soc: str, input: Tensor, weight: Tensor, *others: object) -> str | None:
-    reason = linear_limits(soc, input, weight)
-    if reason is None and weight.shape[0] > _MAX_CLASSES:
-        return f"weight has {weight.shape[0]} classes and CANN's operator supports at most {_MAX_CLASSES}"
-    return reason
+    return linear_limits(soc, input, weight) or why_not_classes(weight.shape[0])
 
 
 def row_chunks(rows: int, classes: int) -> list[slice]:

@@ -89,8 +89,8 @@ def combine(
     shift = maxima - logits_max
     log_sum_exp = (found.log_sum_exp + shift).logsumexp(0)
     # A part whose classes are all masked by their bias has a shift of -inf; 0 times -inf must be 0.
-    shifts = torch.where(target_probability_sums == 0, 0, target_probability_sums * shift)
-    predicted = (found.predicted + shifts).sum(0)
+    shifts = shift.masked_fill(target_probability_sums == 0, 0)
+    predicted = torch.addcmul(found.predicted, target_probability_sums, shifts).sum(0)
     weighted = entropy = tokens = None
     if found.weighted is not None:
         factors = [part.stop - part.start if class_weight is None else class_weight[part].sum() for part in parts]
