@@ -18,18 +18,15 @@ from benchmarks._results import RESULTS, ROOT, folder_of, machine, read
 
 # What a benchmark is called, and the options that make it.
 BENCHMARKS = {
-    "call_path": (),
     "call_overhead": (),
     "call_overhead_npu": ("--device", "npu"),
     "dispatch": (),
-    "collectives": (),
     "ema_adam": (),
     "embedding": (),
     "losses": (),
     "linear_cross_entropy": (),
     "linear_kl_div": (),
     "trl": (),
-    "host_npu": ("--threads", "1"),
 }
 IMAGES = ROOT / "docs" / "images"
 _LONGEST = 900  # seconds of a benchmark

@@ -1,4 +1,4 @@
-"""What a training loop pays for a call: ``python -m benchmarks.call_overhead [--device npu] [--instructions]``.
+"""What a training loop pays for a call: ``python -m benchmarks.call_overhead [--device npu]``.
 
 Forward and backward of every drop-in and module, and a step of the optimizer, against torch's own on the same device,
 in one process and one thread. On an NPU these are torch_npu's, whose autograd is C++. Without an NPU the host NPU
@@ -8,7 +8,6 @@ stands in for it; both sides call the same operators there.
 import argparse
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch_aclnn_ops
@@ -18,23 +17,14 @@ import host_npu
 import torch
 from torch import Tensor
 
-from benchmarks._harness import OURS, TORCH, Call, compare, parser, report_cells, run
-from benchmarks._instructions import count_instructions, run_counted
-from benchmarks._results import Row, print_table
+from benchmarks._harness import OURS, TORCH, Call, compare, parser, run
+from benchmarks._results import Row
 from benchmarks.losses import LOSSES, MODULES
 
 ELEMENTS = tuple(128 * 8**power for power in range(5))
 _DIM = 16  # of the embedding
-_COUNTED_CALLS = 200
 _DECAY = 0.999
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The same call by torch and by this package."""
-
-    torch: Call
-    ours: Call
+Pair = tuple[Call, Call]  # the same call by torch and by this package
 
 
 def pairs(device: str, elements: int) -> Iterator[tuple[str, Callable[[], Pair]]]:
@@ -46,12 +36,12 @@ def pairs(device: str, elements: int) -> Iterator[tuple[str, Callable[[], Pair]]
 
     def losses(theirs: Callable[..., Tensor], mine: Callable[..., Tensor]) -> Pair:
         input, target = rand(elements).requires_grad_(), rand(elements)
-        return Pair(_backward(theirs, input, input, target), _backward(mine, input, input, target))
+        return _backward(theirs, input, input, target), _backward(mine, input, input, target)
 
     def tables(theirs: Callable[..., Tensor], mine: Callable[..., Tensor], weight: Tensor) -> Pair:
         indices = torch.randint(weight.shape[0], (max(elements // _DIM, 1),), generator=generator).to(device)
         grad = rand(indices.shape[0], _DIM)
-        return Pair(_backward(theirs, weight, indices, grad=grad), _backward(mine, weight, indices, grad=grad))
+        return _backward(theirs, weight, indices, grad=grad), _backward(mine, weight, indices, grad=grad)
 
     def table() -> Tensor:
         return rand(max(elements // 64, 20), _DIM).requires_grad_()
@@ -96,9 +86,7 @@ def _linear_cross_entropies(rand: Callable[..., Tensor], device: str) -> Pair:
     def theirs(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(torch.nn.functional.linear(input, head), target)
 
-    return Pair(
-        _backward(theirs, head, input, head, target), _backward(ours.linear_cross_entropy, head, input, head, target)
-    )
+    return tuple(_backward(loss, head, input, head, target) for loss in (theirs, ours.linear_cross_entropy))
 
 
 def _steps(weight: Tensor, grad: Tensor) -> Pair:
@@ -112,24 +100,18 @@ def _steps(weight: Tensor, grad: Tensor) -> Pair:
         adam.step()
         average.lerp_(weights[0].detach(), 1 - _DECAY)
 
-    return Pair(step_and_average, torch_aclnn_ops.optim.FusedEmaAdam(weights[1:], ema_decay=_DECAY).step)
-
-
-def _wait(device: str) -> None:
-    if device == "npu":
-        torch.npu.synchronize()
+    return step_and_average, torch_aclnn_ops.optim.FusedEmaAdam(weights[1:], ema_decay=_DECAY).step
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Compare every call for every size."""
     rows = []
-    wait = None if options.device == "cpu" else partial(_wait, options.device)
+    wait = torch.npu.synchronize if options.device == "npu" else None
     for elements in options.elements[:3] if options.quick else options.elements:
         # A few milliseconds a round, and fewer calls than torch_npu's queue has places.
         calls = max(2, min(100, 2**18 // elements))
         for name, make in pairs(options.device, elements):
-            pair = make()
-            cases = {TORCH: pair.torch, OURS: pair.ours}
+            cases = dict(zip((TORCH, OURS), make(), strict=True))
             columns = {"operator": name, "configuration": "forward and backward", "device": options.device}
             if name.startswith("FusedEmaAdam"):
                 columns["configuration"] = "one parameter"
@@ -138,47 +120,14 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def count(device: str, elements: int = ELEMENTS[0]) -> None:
-    """Print a table of the instructions of the calling thread."""
-    rows = []
-    for name, _ in pairs(device, elements):
-        counts = [
-            count_instructions("benchmarks.call_overhead", (device, str(elements), name, by), _COUNTED_CALLS)
-            for by in ("torch", "ours")
-        ]
-        rows.append(
-            {
-                "call": name,
-                "elements": str(elements),
-                "torch": f"{counts[0]:.0f}",
-                "torch_aclnn_ops": f"{counts[1]:.0f}",
-                "ratio": f"{counts[1] / counts[0]:.2f}",
-            }
-        )
-        report_cells(rows[-1])
-    print_table(rows)
-
-
 if __name__ == "__main__":
     parser = parser(__doc__)
     parser.set_defaults(threads=1)
     parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
-    parser.add_argument("--instructions", action="store_true", help="count instructions of 128 elements with valgrind")
-    parser.add_argument("--rounds", type=int, default=40, help="counted rounds of the clock")
     parser.add_argument("--elements", type=int, nargs="*", default=ELEMENTS, help="sizes")
-    parser.add_argument("--run", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    chosen = options.run[2] if options.run else options.device
-    if chosen == "npu" and not options.instructions:
+    if options.device == "npu":
         if not hasattr(torch, "npu"):
             host_npu.enable()
         torch.npu.set_compile_mode(jit_compile=False)
-    if options.run:
-        library, calls, device, elements, name, by = options.run
-        run_counted(getattr(dict(pairs(device, int(elements)))[name](), by), lambda: _wait(device), library, calls)
-    elif options.instructions:
-        count(options.device)
-    else:
-        options.rounds = 3 if options.quick else options.rounds
-        run("call_overhead" if options.device == "cpu" else "call_overhead_npu", measure, options)
+    run("call_overhead" if options.device == "cpu" else "call_overhead_npu", measure, options, rounds=40)

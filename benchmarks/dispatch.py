@@ -2,8 +2,6 @@
 
 Both sides call the same operator of the same CANN, so what differs is the way there. Without an NPU the host NPU stands
 in for it, and its share is the same on both sides. Shapes are small, so that the device does not limit the calls.
-
-``--instructions`` counts the instructions of the calling thread instead, with valgrind (minutes, and no noise).
 """
 
 import argparse
@@ -18,9 +16,8 @@ from torch_aclnn_ops import _extension
 import host_npu
 import torch
 
-from benchmarks._harness import MEASURED, Call, Timing, parser, report, report_cells, run
-from benchmarks._instructions import count_instructions, run_counted
-from benchmarks._results import Row, print_table
+from benchmarks._harness import MEASURED, Call, Timing, parser, report, run
+from benchmarks._results import Row
 
 OPERATORS = [name for name in torch_aclnn_ops.ops.__all__ if hasattr(torch.ops.aten, name)]
 # torch_npu's binding first; the last is what the package's own autograd functions call.
@@ -110,34 +107,10 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def count(calls: int = 300) -> None:
-    """Print a table: instructions of the calling thread in a call, as valgrind counts them."""
-    rows = []
-    for name in OPERATORS:
-        counts = [count_instructions("benchmarks.dispatch", (name, by), calls) for by in ENTRIES]
-        for by, instructions in zip(ENTRIES, counts, strict=True):
-            ratio = instructions / counts[0]
-            rows.append({"operator": name, "by": by, "instructions": f"{instructions:.0f}", "ratio": f"{ratio:.2f}"})
-            report_cells(rows[-1])
-    print_table(rows)
-
-
 if __name__ == "__main__":
     parser = parser(__doc__)
     parser.set_defaults(threads=1)
-    parser.add_argument("--instructions", action="store_true", help="count instructions with valgrind")
-    parser.add_argument("--rounds", type=int, default=100, help="counted rounds of the clock")
-    parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.instructions:
-        count()
-    else:
-        if not hasattr(torch, "npu"):
-            host_npu.enable()
-        if options.run:
-            torch.npu.set_compile_mode(jit_compile=False)
-            library, calls, name, by = options.run
-            run_counted(cases()[name][by], torch.npu.synchronize, library, calls)
-        else:
-            options.rounds = 3 if options.quick else options.rounds
-            run("dispatch", measure, options)
+    if not hasattr(torch, "npu"):
+        host_npu.enable()
+    run("dispatch", measure, options, rounds=100)
