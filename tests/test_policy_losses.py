@@ -1,11 +1,13 @@
 """Losses of policies: the formula of TRL's GRPOTrainer, written out in torch."""
 
 import math
+from functools import partial
 
 from torch_aclnn_ops import functional as F
 
 import pytest
 import torch
+from torch.autograd import gradcheck, gradgradcheck
 
 SEQUENCES, TOKENS = 6, 5
 
@@ -61,6 +63,156 @@ def test_grpo_is_trls_formula(is_old, beta, delta, importance, reduction):
     )
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
+
+
+def variant(loss_type, tokens, *, cap=math.inf, is_sequence=False, beta=0.0, is_corrected=False, numbers=None):
+    """The loss of one sequence's tokens by the papers' formulas, a token at a time."""
+    policy, old, sampler, reference, advantages = tokens
+    number = max(len(policy), 1)
+    ratios = [(p - o).exp() for p, o in zip(policy, old, strict=True)]
+    if is_sequence:
+        ratios = [math.prod(ratios) ** (1 / number)] * len(policy)
+    trust = [min((o - s).exp(), torch.tensor(cap).double()) for o, s in zip(old, sampler, strict=True)]
+    weight = math.prod([r.detach() * t for r, t in zip(ratios, trust, strict=True)])
+    losses = []
+    for p, r, t, q, a in zip(policy, ratios, trust, reference, advantages, strict=True):
+        if loss_type == "clip":
+            loss = -torch.minimum(r * a, r.clamp(0.8, 1.2) * a) * t
+        elif loss_type == "cispo":
+            loss = -r.detach().clamp(max=numbers) * a * p * t
+        elif loss_type == "sapo":
+            temperature = numbers[0] if a > 0 else numbers[1]
+            loss = -4 / temperature / (1 + (temperature * (1 - r)).exp()) * a * t
+        else:
+            power, rate = numbers[:2] if a >= 0 else numbers[2:]
+            loss = -math.exp(rate) * weight**power * (-rate * weight).exp() * a * p
+        divergence = (q - p).exp() - (q - p) - 1
+        losses.append(loss + beta * divergence * (r if is_corrected else 1))
+    return losses
+
+
+VARIANTS = {
+    "CISPO": ("cispo", {"delta": 1.3}, {"numbers": 1.3}),
+    "CISPO of sequences": (
+        "cispo",
+        {"delta": 1.1, "importance": "sequence"},
+        {"numbers": 1.1, "is_sequence": True},
+    ),
+    "SAPO": ("sapo", {}, {"numbers": (1.0, 1.05)}),
+    "SAPO of sequences": (
+        "sapo",
+        {"sapo_temperatures": (0.8, 1.7), "importance": "sequence"},
+        {"numbers": (0.8, 1.7), "is_sequence": True},
+    ),
+    "VESPO": ("vespo", {}, {"numbers": (2.0, 3.0, 3.0, 2.0)}),
+    "VESPO of another shape": ("vespo", {"vespo_shape": (0.5, 1.5, 1.2, 0.3)}, {"numbers": (0.5, 1.5, 1.2, 0.3)}),
+    "LUSPO": ("clip", {"importance": "sequence", "reduction": "constant", "length": 1}, {"is_sequence": True}),
+    "GRPO": ("clip", {}, {}),
+}
+CORRECTIONS = {
+    "no correction": ({}, {}),
+    "sampler": ({"sampler_cap": 1.2}, {"cap": 1.2}),
+    "KL": ({"beta": 0.3}, {"beta": 0.3}),
+    "corrected KL": ({"beta": 0.3, "is_kl_corrected": True}, {"beta": 0.3, "is_corrected": True}),
+}
+
+
+def _given():
+    """Log-probabilities under the policy, the old one, the sampler and the reference, and advantages of tokens."""
+    policy = -draw(SEQUENCES, TOKENS, seed=1).abs()
+    others = [policy + scale * draw(SEQUENCES, TOKENS, seed=seed) for scale, seed in ((0.4, 2), (0.5, 3), (0.6, 4))]
+    return [policy.requires_grad_(), others[0].detach(), others[1].detach(), others[2].detach()]
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_the_formula_of_its_paper(name, correction):
+    loss_type, options, of_formula = VARIANTS[name]
+    more, of_correction = CORRECTIONS[correction]
+    (policy, old, sampler, reference), advantages = _given(), draw(SEQUENCES, seed=5)
+    sampler = sampler if correction == "sampler" else None
+    losses = [
+        variant(
+            loss_type,
+            [one[row][MASK[row] == 1] for one in (policy, old, old if sampler is None else sampler, reference)]
+            + [advantages[row].repeat(int(MASK[row].sum()))],
+            **of_formula,
+            **of_correction,
+        )
+        for row in range(SEQUENCES)
+    ]
+    of_sequences = [sum(row, torch.zeros(()).double()) / (1 if name == "LUSPO" else max(len(row), 1)) for row in losses]
+    expected = torch.stack(of_sequences).mean()
+
+    def loss(policy, **reduction):
+        tensors = {"old_log_probs": old, "reference_log_probs": reference, "sampler_log_probs": sampler}
+        return F.grpo_loss(policy, advantages, MASK, loss_type=loss_type, **tensors, **{**options, **more, **reduction})
+
+    found = loss(policy)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
+    of_tokens = torch.zeros_like(MASK).masked_scatter(MASK == 1, torch.stack([one for row in losses for one in row]))
+    torch.testing.assert_close(loss(policy, reduction="none", length=None), of_tokens)
+
+
+@pytest.mark.parametrize("name", ["SAPO", "SAPO of sequences", "LUSPO"])
+def test_a_variant_whose_ratio_has_a_gradient_passes_gradcheck(name):
+    loss_type, options, _ = VARIANTS[name]
+    policy, old, _, reference = _given()
+    more = {"old_log_probs": old, "reference_log_probs": reference, "beta": 0.3, "is_kl_corrected": True, **options}
+    function = partial(F.grpo_loss, advantages=draw(SEQUENCES, seed=5), mask=MASK, loss_type=loss_type, **more)
+    assert gradcheck(function, [policy]) and gradgradcheck(function, [policy])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_compiles_and_16_bits_are_computed_in_float32(name):
+    loss_type, options, _ = VARIANTS[name]
+    given = [one.detach().bfloat16() for one in _given()]
+    names = ("old_log_probs", "sampler_log_probs", "reference_log_probs")
+
+    def loss(policy, *others):
+        tensors = dict(zip(names, others, strict=True))
+        return F.grpo_loss(policy, draw(SEQUENCES, seed=5).float(), MASK, loss_type=loss_type, **tensors, **options)
+
+    expected = loss(*(one.float() for one in given))
+    assert loss(*given) == expected and expected.dtype == torch.float32
+    tensors = dict(zip(names, given[1:], strict=True))
+    function = partial(F.grpo_loss, mask=MASK, loss_type=loss_type, **options)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(given[0], draw(SEQUENCES, seed=5).float(), **tensors), expected)
+
+
+def test_the_weights_of_vespo_are_those_of_trl():
+    trainer = pytest.importorskip("trl", minversion="1.16").GRPOTrainer
+    (policy, old, sampler, _), advantages = _given(), draw(SEQUENCES, 1, seed=5)
+    ratios = ((old - sampler) * MASK).exp().clamp(max=1.2)
+    weights = trainer.get_gamma_weights(advantages, policy.detach() - old, MASK, ratios)
+    found = F.grpo_loss(
+        *(policy, advantages[:, 0], MASK),
+        old_log_probs=old,
+        sampler_log_probs=sampler,
+        sampler_cap=1.2,
+        loss_type="vespo",
+        reduction="none",
+    )
+    torch.testing.assert_close(found, -weights * advantages * policy * MASK)
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+def test_the_weight_of_vespo_is_finite_for_any_ratio(advantage):
+    policy = torch.tensor([[-1e4, 0.0], [0.0, 0.0], [0.0, -1e4]], requires_grad=True)
+    old = torch.tensor([[0.0, 0.0], [-1e4, -1e4], [-1e4, 0.0]])
+    loss = F.grpo_loss(policy, torch.full((3,), advantage), MASK[:3, :2], old_log_probs=old, loss_type="vespo")
+    assert loss.isfinite() and torch.autograd.grad(loss, policy)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("number", [24, 24.0, torch.tensor(24), torch.tensor([24.0]).double()], ids=repr)
+def test_the_number_of_tokens_may_be_that_of_a_larger_batch(number):
+    policy, advantages = draw(SEQUENCES, TOKENS, seed=1).float(), draw(SEQUENCES, seed=4).float()
+    found = F.grpo_loss(policy, advantages, MASK, reduction="token", num_items_in_batch=number)
+    expected = F.grpo_loss(policy, advantages, MASK, reduction="none").sum() / 24
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
 
 
 def test_advantages_may_be_those_of_tokens():
@@ -122,6 +274,61 @@ ERROR_INPUTS = {
         for number in (-100.0, 0.5, math.nan)
     },
     "reference": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, beta=0.1), "reference_log_probs must be given where beta is"),
+    "sampler_log_probs that require grad": (
+        lambda: F.grpo_loss(GRAD, ONE, TOKEN, sampler_log_probs=GRAD),
+        "sampler_log_probs must not require grad, because the engine that .* pass sampler_log_probs.detach()",
+    ),
+    "loss_type": (
+        lambda: F.grpo_loss(TOKEN, ONE, TOKEN, loss_type="dapo"),
+        "loss_type must be one of 'clip', 'cispo', 'sapo', 'vespo', but it is 'dapo'",
+    ),
+    "cispo without delta": (
+        lambda: F.grpo_loss(TOKEN, ONE, TOKEN, loss_type="cispo"),
+        "delta must be a number with loss_type 'cispo', but it is None",
+    ),
+    **{
+        f"{name} of {loss_type}": (
+            lambda loss_type=loss_type, name=name, value=value: F.grpo_loss(
+                TOKEN, ONE, TOKEN, loss_type=loss_type, **{name: value}
+            ),
+            f"{name} must be .*, the default, with loss_type '{loss_type}', but it is ",
+        )
+        for loss_type, name, value in (
+            ("cispo", "epsilon", 0.1),
+            ("cispo", "epsilon_high", 5.0),
+            ("sapo", "delta", 2.0),
+            ("vespo", "importance", "sequence"),
+            ("clip", "sapo_temperatures", (1.0, 1.1)),
+            ("sapo", "vespo_shape", (1.0, 1.0, 1.0, 1.0)),
+        )
+    },
+    **{
+        f"{name} of {value}": (
+            lambda name=name, value=value: F.grpo_loss(TOKEN, ONE, TOKEN, **{name: value}),
+            f"{name} must be {accepted}, but it is ",
+        )
+        for name, value, accepted in (
+            ("sampler_cap", 0.0, "positive and finite"),
+            ("sapo_temperatures", (1.0,), "a tuple of 2 numbers"),
+            ("sapo_temperatures", (1.0, 0.0), "positive and finite"),
+            ("vespo_shape", 1.0, "a tuple of 4 numbers"),
+            ("vespo_shape", (1.0, 1.0, 1.0, True), "a number"),
+            ("is_kl_corrected", 1, "a bool"),
+            ("num_items_in_batch", 3, 'None unless reduction is "token"'),
+        )
+    },
+    **{
+        f"number of tokens of {value}": (
+            lambda value=value: F.grpo_loss(TOKEN, ONE, TOKEN, reduction="token", num_items_in_batch=value),
+            f"num_items_in_batch must be {accepted}, but ",
+        )
+        for value, accepted in (
+            (0, "positive and finite"),
+            (torch.tensor(0), "positive and finite"),
+            (True, "a number"),
+            (torch.ones(2), "a number or have one element"),
+        )
+    },
     "importance": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, importance="x"), "importance must be one of 'token', 'seq"),
     "length": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, reduction="constant"), "length must be given"),
     **{

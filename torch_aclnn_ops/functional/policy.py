@@ -1,16 +1,25 @@
 """Policy losses of the log-probabilities of tokens; memory as in ``preference.py``."""
 
+import math
 from typing import Literal
 
-from torch_aclnn_ops._checks import check_choice, describe, values_are_readable
-from torch_aclnn_ops._head_options import AT_LEAST_1, NON_NEGATIVE, check_number
+from torch_aclnn_ops._checks import check_bool, check_choice, describe, values_are_readable
+from torch_aclnn_ops._head_options import AT_LEAST_1, POSITIVE, check_number
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
+from torch_aclnn_ops.functional._policy_formulas import (
+    SAPO_TEMPERATURES,
+    VESPO_SHAPE,
+    Options,
+    PolicyLossType,
+    Tokens,
+    losses_of_tokens,
+)
 
 import torch
 from torch import Tensor
 
-TokenReduction = Literal["sequence", "token", "constant"]
+TokenReduction = Literal["sequence", "token", "constant", "none"]
 
 
 def grpo_loss(
@@ -20,15 +29,22 @@ def grpo_loss(
     *,
     old_log_probs: Tensor | None = None,
     reference_log_probs: Tensor | None = None,
+    sampler_log_probs: Tensor | None = None,
     beta: float = 0.0,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     delta: float | None = None,
     importance: Literal["token", "sequence"] = "token",
+    loss_type: PolicyLossType = "clip",
+    sapo_temperatures: tuple[float, float] = SAPO_TEMPERATURES,
+    vespo_shape: tuple[float, float, float, float] = VESPO_SHAPE,
+    sampler_cap: float = 3.0,
+    is_kl_corrected: bool = False,
     reduction: TokenReduction = "sequence",
     length: int | None = None,
+    num_items_in_batch: Tensor | float | None = None,
 ) -> Tensor:
-    """Compute the clipped loss of Group Relative Policy Optimization.
+    """Compute the loss of Group Relative Policy Optimization, or of one of its variants.
 
     Args:
         log_probs: Log-probabilities of the tokens under the policy, shape (B, T).
@@ -38,19 +54,33 @@ def grpo_loss(
             default those of the current policy.
         reference_log_probs: Log-probabilities under the reference, shape (B, T), without grad; required unless ``beta``
             is 0.
+        sampler_log_probs: Log-probabilities that the engine which generated the sequences has computed, shape (B, T),
+            without grad. The losses of tokens, without the KL divergence, are multiplied by the ratio of probabilities
+            under the old policy and the engine; with ``"vespo"`` it is part of the weight of the sequence.
         beta: Factor of the KL divergence from the reference, which is estimated as ``exp(d) - d - 1``, where ``d`` is
             the log-probability under the reference minus the one under the policy.
-        epsilon: The ratio of probabilities is clipped below ``1 - epsilon``.
-        epsilon_high: The ratio is clipped above ``1 + epsilon_high``; ``epsilon`` by default.
-        delta: Upper bound of the unclipped ratio; none by default.
+        epsilon: The ratio of probabilities is clipped below ``1 - epsilon``; only for ``"clip"``.
+        epsilon_high: The ratio is clipped above ``1 + epsilon_high``; ``epsilon`` by default; only for ``"clip"``.
+        delta: Upper bound of the unclipped ratio, none by default; with ``"cispo"``, which requires it, of the ratio.
         importance: ``"token"``, one ratio per token; or ``"sequence"``, one ratio per sequence, the geometric mean of
-            the ratios of its tokens (GSPO).
+            the ratios of its tokens (GSPO), not for ``"vespo"``.
+        loss_type: ``"clip"``, the smaller of clipped and unclipped objective; ``"cispo"``, log-probabilities weighted
+            by the bounded ratio; ``"sapo"``, a sigmoid of the ratio; or ``"vespo"``, log-probabilities weighted by
+            ``exp(l (1 - w)) w ** k``, where ``w`` is the ratio of the sequence. The weights get no gradient.
+        sapo_temperatures: Temperatures of ``"sapo"`` for positive advantages, and for others.
+        vespo_shape: ``k`` and ``l`` of ``"vespo"`` for advantages of at least 0, then for others.
+        sampler_cap: Upper bound of the ratio of ``sampler_log_probs``.
+        is_kl_corrected: Multiply the KL divergence by the ratio, which makes it unbiased for tokens of the old policy.
         reduction: ``"sequence"``, the mean over sequences of their means over tokens; ``"token"``, the mean over all
-            tokens (DAPO); or ``"constant"``, the sum over all tokens divided by B and ``length`` (Dr. GRPO).
-        length: Maximum length of a completion; only for ``"constant"``.
+            tokens (DAPO); ``"constant"``, the sum over all tokens divided by B and ``length`` (Dr. GRPO); or
+            ``"none"``, the losses of tokens, 0 where they are masked.
+        length: Maximum length of a completion; only for ``"constant"``. 1 gives the mean of the sequences' sums, which
+            is LUSPO with ``importance="sequence"``.
+        num_items_in_batch: Divide by this number of tokens instead of those of ``mask``, for example of all micro
+            batches, a number or 0-dim; only for ``"token"``.
 
     Returns:
-        The loss, 0-dim.
+        The loss, 0-dim, or with ``"none"`` shape (B, T).
 
     Example:
         >>> log_probs = torch.full((1, 2), -1.0)
@@ -59,52 +89,84 @@ def grpo_loss(
 
     Source: Shao et al., "DeepSeekMath" (2024); token mean and ``epsilon_high``: Yu et al., "DAPO" (2025); constant: Liu
     et al., "Understanding R1-Zero-Like Training" (2025); sequence ratios: Zheng et al., "Group Sequence Policy
-    Optimization" (2025).
+    Optimization" (2025); CISPO: MiniMax, "MiniMax-M1" (2025); SAPO: Gao et al., "Soft Adaptive Policy Optimization"
+    (2025); VESPO: Shen et al., "VESPO: Variational Sequence-Level Soft Policy Optimization" (2026); LUSPO: Liu et al.,
+    "Length-Unbiased Sequence Policy Optimization" (2026); ``sampler_log_probs``: Yao et al., "Your Efficient RL
+    Framework Secretly Brings You Off-Policy RL Training" (2025); ``is_kl_corrected``: DeepSeek-AI, "DeepSeek-V3.2"
+    (2025).
     """
-    given = {"old_log_probs": old_log_probs, "reference_log_probs": reference_log_probs}
+    owners = {"old": "the older policy", "reference": "a reference", "sampler": "the engine that generated them"}
+    given = dict(zip(owners, (old_log_probs, reference_log_probs, sampler_log_probs), strict=True))
+    constants = {f"{name}_log_probs": one for name, one in given.items() if one is not None}
     check_one_shape("grpo_loss", log_probs=log_probs, mask=mask)
-    constants = {name: one for name, one in given.items() if one is not None}
     check_log_probs("grpo_loss", "(B, T)", log_probs=log_probs, **constants)
-    owners = {"old_log_probs": "the older policy", "reference_log_probs": "a reference"}
     for name, tensor in constants.items():
         # With the current log-probabilities as the old ones, the gradient of the ratio would be 0.
-        check_constant("grpo_loss", name, tensor, owners[name])
-    check_choice("grpo_loss", "importance", importance, ("token", "sequence"))
-    check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant"))
-    for name, value in (("beta", beta), ("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta)):
-        if value is not None:
-            check_number("grpo_loss", name, value, NON_NEGATIVE)
+        check_constant("grpo_loss", name, tensor, owners[name.removesuffix("_log_probs")])
     _check_advantages(advantages, log_probs)
     _check_mask(mask)
+    options = Options(loss_type, epsilon, epsilon_high, delta, importance, sapo_temperatures, vespo_shape)
+    options.check(beta=beta, sampler_cap=sampler_cap)
+    check_bool("grpo_loss", "is_kl_corrected", is_kl_corrected)
     if beta != 0 and reference_log_probs is None:
         raise ValueError(f"grpo_loss: reference_log_probs must be given where beta is not 0, but beta is {beta}")
+    _check_reduction(reduction, length, num_items_in_batch)
+    counts = mask != 0
+    # Before any arithmetic, so that no derivative sees what a masked token has.
+    policy = widen(log_probs).masked_fill(~counts, 0)
+    old, reference, sampler = (None if one is None else widen(one).masked_fill(~counts, 0) for one in given.values())
+    is_of_tokens = advantages.shape == log_probs.shape
+    advantages = widen(advantages).masked_fill(~counts, 0) if is_of_tokens else widen(advantages).unsqueeze(-1)
+    old = policy.detach() if old is None else old
+    # The logarithm of the capped ratio.
+    of_sampler = None if sampler is None else (old - sampler).clamp(max=math.log(sampler_cap))
+    tokens = Tokens(policy, policy - old, of_sampler, advantages, counts)
+    losses, ratios = losses_of_tokens(tokens, options)
+    if beta != 0 and reference is not None:
+        divergences = torch.expm1(reference - policy) - (reference - policy)
+        losses = losses + beta * (divergences * ratios if is_kl_corrected else divergences)
+    return _reduce(torch.where(counts, losses, 0), counts, reduction, length, num_items_in_batch)
+
+
+def _reduce(
+    losses: Tensor, counts: Tensor, reduction: str, length: int | None, num_items: Tensor | float | None
+) -> Tensor:
+    if reduction == "none":
+        return losses
+    if reduction == "sequence":
+        return (losses.sum(-1) / counts.sum(-1).clamp(min=1)).mean()
+    if length is not None:
+        return losses.sum() / (losses.shape[0] * length)
+    if isinstance(num_items, Tensor):
+        return losses.sum() / num_items.reshape(()).to(losses.dtype)
+    return losses.sum() / (counts.sum().clamp(min=1) if num_items is None else num_items)
+
+
+def _check_reduction(reduction: str, length: int | None, num_items: Tensor | float | None) -> None:
+    check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant", "none"))
     if (reduction == "constant") != (length is not None):
         raise ValueError(
             f'grpo_loss: length must be given with reduction "constant", and only then, but it is {length!r} with'
             f" {reduction!r}"
         )
     if length is not None:
-        length = check_number("grpo_loss", "length", length, AT_LEAST_1)
-    counts = mask != 0
-    # Before any arithmetic, so that no derivative sees what a masked token has.
-    policy = widen(log_probs).masked_fill(~counts, 0)
-    old, reference = (None if one is None else widen(one).masked_fill(~counts, 0) for one in given.values())
-    is_of_tokens = advantages.shape == log_probs.shape
-    advantages = widen(advantages).masked_fill(~counts, 0) if is_of_tokens else widen(advantages).unsqueeze(-1)
-    log_ratios = policy - (policy.detach() if old is None else old)
-    if importance == "sequence":
-        log_ratios = log_ratios.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True).clamp(min=1)
-    ratios = log_ratios.exp()
-    clipped = ratios.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
-    ratios = ratios if delta is None else ratios.clamp(max=delta)
-    losses = -torch.minimum(ratios * advantages, clipped * advantages)
-    if beta != 0 and reference is not None:
-        losses = losses + beta * (torch.expm1(reference - policy) - (reference - policy))
-    losses = torch.where(counts, losses, 0)
-    if reduction == "sequence":
-        return (losses.sum(-1) / counts.sum(-1).clamp(min=1)).mean()
-    divisor = counts.sum().clamp(min=1) if length is None else log_probs.shape[0] * length
-    return losses.sum() / divisor
+        check_number("grpo_loss", "length", length, AT_LEAST_1)
+    if num_items is None:
+        return
+    if reduction != "token":
+        raise ValueError(
+            f'grpo_loss: num_items_in_batch must be None unless reduction is "token", but it is {num_items!r} with'
+            f" {reduction!r}"
+        )
+    if not isinstance(num_items, Tensor):
+        check_number("grpo_loss", "num_items_in_batch", num_items, POSITIVE)
+    elif num_items.numel() != 1:
+        raise ValueError(
+            "grpo_loss: num_items_in_batch must be a number or have one element, but its shape is"
+            f" {list(num_items.shape)}"
+        )
+    elif values_are_readable(num_items):
+        check_number("grpo_loss", "num_items_in_batch", num_items.item(), POSITIVE)
 
 
 def _check_advantages(advantages: object, log_probs: Tensor) -> None:
