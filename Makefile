@@ -97,7 +97,7 @@ lint: setup
 bench: setup
 	$(RUN) -m benchmarks $(ONLY) $(QUICK)
 
-# The pictures of docs/gallery.md; those of the benchmarks are drawn from their last results.
+# The pictures of the README and the guides; those of the benchmarks are drawn from their last results.
 gallery: setup
 	$(ON_NPU) examples/train_lm.py --device npu --dtype bfloat16 --minutes 4 --output runs/gallery
 	$(RUN) -m benchmarks.gallery

@@ -1,4 +1,4 @@
-"""The pictures of docs/gallery.md: ``python -m benchmarks.gallery``.
+"""The pictures of the README and the guides: ``python -m benchmarks.gallery``.
 
 Drawn from what a run of ``examples/train_lm.py`` has left and from the last results of the benchmarks. ``make gallery``
 trains before.

@@ -1,6 +1,6 @@
 """Every type of language model that transformers has, and what patch_model does to its loss.
 
-``python -m tests.model_types`` writes it to docs/models.md; tests/test_model_types.py runs it.
+``python -m tests.model_types`` writes it to docs/works_with.md; tests/test_model_types.py runs it.
 """
 
 import copy
@@ -19,7 +19,7 @@ from benchmarks._figures import write_between
 from benchmarks._results import format_table
 from tests._tiny_configs import CLASSES, tiny
 
-PAGE = Path(__file__).parents[1] / "docs/models.md"
+PAGE = Path(__file__).parents[1] / "docs/works_with.md"
 TITLE = "Types of models"
 KINDS = {
     "causal": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -125,9 +125,11 @@ def page() -> str:
         "The others:",
         format_table(exceptions),
     ]
+    parts.append('<details markdown="1">\n<summary>All types</summary>')
     for kind, names in KINDS.items():
         types = ", ".join(f"`{model_type}`" for model_type in names if (kind, model_type) not in WITH_LOGITS)
         parts.append(f"**{TITLES[kind]}**: {types}.")
+    parts.append("</details>")
     return "\n\n".join(parts)
 
 

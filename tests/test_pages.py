@@ -202,7 +202,7 @@ def _tests_of_the_table():
         ("OOM", "docs/troubleshooting.md"),
         ("out of memory", "docs/troubleshooting.md"),
         ("custom loss", "docs/losses_on_a_head.md"),
-        ("disable", "docs/turn_it_off.md"),
+        ("disable", "docs/is_my_step_on_cann.md"),
         ("torch.npu.graph", "host-npu/docs/limits.md"),
     ],
 )
