@@ -263,6 +263,15 @@ def gradients_of_target_and_weights(vocabulary):
     return dict(zip(("copy.target", "copy.class_weight", "copy.token_weight"), found, strict=True))
 
 
+def gradients_of_targets_that_are_certain(vocabulary):
+    """Probabilities of 0 for all classes of some processes."""
+    input, weight, bias, target = vocabulary.arguments()
+    target = torch.nn.functional.one_hot(target.cpu().clamp(min=0), CLASSES).to(vocabulary.dtype)
+    target = target.to(vocabulary.device).requires_grad_()
+    _, total = vocabulary.loss(input, weight, bias, target)
+    return {"copy.target": torch.autograd.grad(total, target)[0]}
+
+
 _RICH = {
     "outputs": ("log_probabilities", "entropy"),
     "label_smoothing": 0.1,
@@ -491,6 +500,7 @@ FUNCTIONS = (
     frozen_input,
     second_backward,
     gradients_of_target_and_weights,
+    gradients_of_targets_that_are_certain,
     second_derivatives,
     forward_mode,
     functional_gradients,

@@ -88,8 +88,9 @@ def combine(
     logits_max = maxima.amax(0)
     shift = maxima - logits_max
     log_sum_exp = (found.log_sum_exp + shift).logsumexp(0)
-    # A part whose classes are all masked by their bias has a shift of -inf; 0 times -inf must be 0.
-    shifts = shift.masked_fill(target_probability_sums == 0, 0)
+    # A part whose classes are all masked by their bias has a shift of -inf; 0 times -inf must be 0. The gradient of a
+    # sum of 0 is its shift.
+    shifts = shift.clamp(min=torch.finfo(shift.dtype).min).where(target_probability_sums == 0, shift)
     predicted = torch.addcmul(found.predicted, target_probability_sums, shifts).sum(0)
     weighted = entropy = tokens = None
     if found.weighted is not None:
