@@ -2,9 +2,9 @@
 
 import importlib
 import inspect
+import json
 import re
-import subprocess
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import torch_aclnn_ops
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests import _torchs as torchs
-from tests._children import run_code
+from tests._children import run_python
 
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
 
@@ -27,41 +27,6 @@ def test_the_versions_match_those_of_both_projects():
     range_ = f">={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"
     assert re.search(rf'"torch{re.escape(range_)}"', told)
     assert f"OLDEST, NEWEST = {oldest}, {newest}\n" in (PACKAGE.parent / "host-npu/setup.py").read_text()
-
-
-def _import_with(change: str) -> subprocess.CompletedProcess[str]:
-    """Import the package after torch was changed."""
-    return run_code(f"import torch\n{change}\nimport torch_aclnn_ops", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (
-            "torch.__version__ = '2.8.0+cu126'",
-            'needs torch 2.9 to 2.14, but torch 2.8.0+cu126 is installed; pip install "torch>=2.9,<2.15"',
-        ),
-        pytest.param(
-            "torch.__version__ = '1.13.1'",
-            "needs torch 2.9 to 2.14, but torch 1.13.1 is installed",
-            marks=pytest.mark.exhaustive,
-        ),
-        (
-            "torch.__version__ = '2.15.0'; del torch.library.register_vmap",
-            "but torch 2.15.0 is installed, which lacks a required name (cannot import name 'register_vmap'",
-        ),
-    ],
-)
-def test_an_unsupported_torch_raises_a_clear_error(change, sentence):
-    *_, last = _import_with(change).stderr.strip().splitlines()
-    assert last.startswith("ImportError: torch_aclnn_ops needs") and sentence in last
-
-
-@pytest.mark.parametrize("change", ["torch.__version__ = '2.15.0.dev20270101'", "torch.__version__ = '2.9.0a0+git1'"])
-@pytest.mark.exhaustive
-def test_another_torch_is_accepted_if_it_has_the_names(change):
-    result = _import_with(change)
-    assert result.returncode == 0, result.stderr
 
 
 LOOKED_UP = ["_C._after_autograd_keyset", "_C._AutoDispatchBelowAutograd"]
@@ -96,23 +61,77 @@ print("batched", torch.func.vmap(torch.func.grad(F.mse_loss))(torch.ones(2, 2), 
 """
 
 
-def _without(names: list[str], program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program with a torch that lacks names, which its own modules have taken before."""
-    deleted = "; ".join(f"del torch.{name}" for name in names)
-    setup = f"import torch, torch._dynamo, torch.fx.experimental.proxy_tensor\n{deleted}"
-    return run_code(
-        f"{setup}\nimport torch_aclnn_ops\nfrom torch_aclnn_ops import functional as F\n{program}",
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
-    )
+UNSUPPORTED = {
+    "torch.__version__ = '2.8.0+cu126'": (
+        'needs torch 2.9 to 2.14, but torch 2.8.0+cu126 is installed; pip install "torch>=2.9,<2.15"'
+    ),
+    "torch.__version__ = '1.13.1'": "needs torch 2.9 to 2.14, but torch 1.13.1 is installed",
+    "torch.__version__ = '2.15.0'; del torch.library.register_vmap": (
+        "but torch 2.15.0 is installed, which lacks a required name (cannot import name 'register_vmap'"
+    ),
+}
+ACCEPTED = ["torch.__version__ = '2.15.0.dev20270101'", "torch.__version__ = '2.9.0a0+git1'"]
+NEEDS_A_NAME = f"{TRAINING}\ntorch.ops.torch_aclnn_ops.mse_loss_backward(*[torch.ones(2)] * 3, 1)"
+# Each program runs in a process of its own, forked from one that has imported torch: that takes longest.
+FORKS = """
+import json, os, sys, torch, torch._dynamo, torch.fx.experimental.proxy_tensor
+for number, program in enumerate(json.load(sys.stdin)):
+    if (child := os.fork()) == 0:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+        exec(program, {"torch": torch})
+        break
+    os.waitpid(child, 0)
+"""
+
+
+def _lacking(*names: str) -> str:
+    """Return the change of a torch that lacks names, which its own modules have taken before."""
+    return "; ".join(f"del torch.{name}" for name in names)
+
+
+PROGRAMS = {
+    **{change: "" for change in (*UNSUPPORTED, *ACCEPTED)},
+    **{_lacking(name): NEEDS_A_NAME for name in LOOKED_UP},
+    **{_lacking(*names): TRAINING for names in ([], *REPLACED.values())},
+}
+
+
+@pytest.fixture(scope="module")
+def said_after(tmp_path_factory) -> Callable[[str], tuple[str, str]]:
+    """Return a function that returns what a program has said after a change of torch, and its errors."""
+    folder = tmp_path_factory.mktemp("changed")
+    programs = [f"{change}\nimport torch_aclnn_ops\n{program}" for change, program in PROGRAMS.items()]
+    result = run_python("-c", FORKS, cwd=folder, input=json.dumps(programs), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.returncode == 0, result.stderr
+    files = [[(folder / f"{i}.{name}").read_text() for name in ("stdout", "stderr")] for i in range(len(programs))]
+    return dict(zip(PROGRAMS, map(tuple, files), strict=True)).__getitem__
+
+
+@pytest.mark.parametrize("change", UNSUPPORTED)
+def test_an_unsupported_torch_raises_a_clear_error(change, said_after):
+    *_, last = said_after(change)[1].strip().splitlines()
+    assert last.startswith("ImportError: torch_aclnn_ops needs") and UNSUPPORTED[change] in last
+
+
+@pytest.mark.parametrize("change", ACCEPTED)
+def test_another_torch_is_accepted_if_it_has_the_names(change, said_after):
+    assert "Error" not in said_after(change)[1]
 
 
 @pytest.mark.parametrize("name", LOOKED_UP)
-def test_without_a_private_name_only_calls_that_need_it_raise(name):
-    call = "torch.ops.torch_aclnn_ops.mse_loss_backward(*[torch.ones(2)] * 3, 1)"
-    result = _without([name], f"{TRAINING}\n{call}")
-    *_, last = result.stderr.strip().splitlines()
+def test_without_a_private_name_only_calls_that_need_it_raise(name, said_after):
+    said, errors = said_after(_lacking(name))
     lacks = f"torch_aclnn_ops: torch {torch.__version__} lacks torch.{name}, which torch.ops.torch_aclnn_ops needs; "
-    assert "found" in result.stdout and last.startswith(f"NotImplementedError: {lacks}")
+    assert "found" in said and errors.strip().splitlines()[-1].startswith(f"NotImplementedError: {lacks}")
+
+
+@pytest.mark.parametrize("names", REPLACED.values(), ids=REPLACED)
+def test_without_optional_private_names_the_package_warns_and_computes_the_same(names, said_after):
+    said, errors = said_after(_lacking(*names))
+    assert said == said_after("")[0] != "", errors
+    for name in names:
+        assert f"RuntimeWarning: torch_aclnn_ops: torch {torch.__version__} lacks torch.{name}, which" in errors
 
 
 def test_a_feature_without_its_private_name_raises_when_it_is_used():
@@ -125,20 +144,6 @@ def test_a_feature_without_its_private_name_raises_when_it_is_used():
         optimizer.per_optimizer_state(type("GradScaler", (), {})(), None)
     with pytest.raises(NotImplementedError, match=f"{lacks}a name .*, which an optimizer of parameters that FSDP has"):
         fsdp.Fsdp1Unit(type("Module", (), {"_handle": None})())
-
-
-@cache
-def _trained() -> str:
-    return run_code(f"import torch\n{TRAINING}", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout
-
-
-@pytest.mark.parametrize("names", REPLACED.values(), ids=REPLACED)
-@pytest.mark.every_nth_case(5)
-def test_without_optional_private_names_the_package_warns_and_computes_the_same(names):
-    result = _without(names, TRAINING)
-    assert result.stdout == _trained() != "", result.stderr
-    for name in names:
-        assert f"RuntimeWarning: torch_aclnn_ops: torch {torch.__version__} lacks torch.{name}, which" in result.stderr
 
 
 INPUT = torch.linspace(-1, 1, 6).reshape(2, 3)
