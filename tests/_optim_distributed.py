@@ -1,4 +1,4 @@
-"""Trainings in several processes, for test_optim_distributed.py."""
+"""Trainings in several processes that the table of test_optimizer_matrix.py does not have."""
 
 import io
 import warnings
@@ -19,7 +19,6 @@ from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate
 from torch.nn.parallel import DistributedDataParallel
 
@@ -82,22 +81,12 @@ def one_process(process):
     return found(model, optimizer)
 
 
-def ddp(process, flatten=False, **ddp_options):
-    """DistributedDataParallel."""
-    model = DistributedDataParallel(process.model(), **ddp_options)
-    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten=flatten)
-    process.train(model, optimizer, range(6))
-    return found(model, optimizer)
-
-
-def ddp_flattened(process):
-    """DistributedDataParallel with flattened parameters."""
-    return ddp(process, flatten=True)
-
-
 def ddp_flattened_with_bucket_views(process):
     """Gradients that are parts of DDP's buckets."""
-    return ddp(process, flatten=True, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(process.model(), gradient_as_bucket_view=True)
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten=True)
+    process.train(model, optimizer, range(6))
+    return found(model, optimizer)
 
 
 def fsdp(process):
@@ -178,32 +167,6 @@ def _are_equal(tensors, others):
     return all(torch.equal(*pair) for pair in zip(tensors, others, strict=True))
 
 
-def fsdp_flattened(process):
-    """Shards are not flattened, and train all the same."""
-    model = process.sharded_model()
-    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten=True)
-    process.train(model, optimizer, range(6))
-    return found(model, optimizer)
-
-
-def fsdp_checkpoint(process):
-    """A run resumed from a torch.distributed.checkpoint, in an optimizer without state."""
-    path = f"{process.folder}/checkpoint"
-    model = process.sharded_model()
-    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
-    process.train(model, optimizer, range(3))
-    weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
-    model = process.sharded_model()
-    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
-    weights, state = get_state_dict(model, optimizer)
-    contents = {"model": weights, "optimizer": state}
-    dcp.load(contents, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=contents["model"], optim_state_dict=contents["optimizer"])
-    process.train(model, optimizer, range(3, 6))
-    return found(model, optimizer)
-
-
 def adamw_then_one_process(process):
     """A run that begins with torch's AdamW, without others."""
     model = process.model()
@@ -237,48 +200,12 @@ def fsdp_checkpoint_of_adamw(process):
     return found(model, optimizer)
 
 
-def _consolidate(optimizer):
-    optimizer.consolidate_state_dict(to=0)
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()  # torch copies the states to the CPU, and does not wait
-
-
-def zero(process, flatten=False):
-    """ZeroRedundancyOptimizer: each process has the states of some parameters; loaded half way."""
-    model = DistributedDataParallel(process.model())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS, flatten=flatten)
-    process.train(model, optimizer, range(3))
-    _consolidate(optimizer)
-    contents = [optimizer.state_dict() if process.rank == 0 else None]
-    dist.broadcast_object_list(contents, src=0)
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS, flatten=flatten)
-    optimizer.load_state_dict(contents[0])
-    process.train(model, optimizer, range(3, 6))
-    _consolidate(optimizer)
-    weights = [weight.detach() for weight in model.parameters()]
-    if process.rank != 0:
-        return weights, []
-    states = optimizer.state_dict()["state"]
-    return weights, [states[i]["ema_params"] for i in range(len(weights))]
-
-
-def zero_flattened(process):
-    """ZeroRedundancyOptimizer whose parts are flattened."""
-    return zero(process, flatten=True)
-
-
 FUNCTIONS = (
-    ddp,
-    ddp_flattened,
     ddp_flattened_with_bucket_views,
     fsdp,
-    fsdp_flattened,
     # Dynamo of torch 2.9 cannot trace operators on shards of different sizes, nor can that of 2.14 guard them.
     *([fsdp_compiled] if (2, 12) <= torch.__version__ < (2, 14) else []),
-    fsdp_checkpoint,
     fsdp_checkpoint_of_adamw,
-    zero,
-    zero_flattened,
 )
 CASES = {function.__name__: function for function in FUNCTIONS}
 

@@ -72,7 +72,6 @@ def results_of(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("device", "cell"), list(_cases()))
-@pytest.mark.every_nth_case(3)
 def test_every_cell_of_the_table_holds(results_of, device, cell):
     for result in results_of(device, cell.way, cell.action == matrix.RESUME):
         found = result[FUNCTIONS[cell.action], cell.feature]
