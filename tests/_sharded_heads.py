@@ -349,13 +349,13 @@ def module_with_the_loss(ranks):
 
 
 def lines_of_the_guide(ranks):
-    """What docs/linear_cross_entropy.md says."""
+    """What docs/operators/linear_cross_entropy.md says."""
     model = ranks.model()
     ranks.shard(model.layer, model.head, model)
     tokens, targets, count = ranks.rows()
     names = {"F": F, "model": model, "hidden": model(tokens), "targets": targets, "tokens_of_all_ranks": count}
     names["world_size"] = 1 if ranks.is_one else ranks.size
-    [lines] = [block for block in blocks("docs/linear_cross_entropy.md") if "fully_shard" in block.title]
+    [lines] = [block for block in blocks("docs/operators/linear_cross_entropy.md") if "fully_shard" in block.title]
     run(lines, names)
     names["loss"].backward()
     return ranks.found(model, names["loss"])

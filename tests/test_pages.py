@@ -56,7 +56,7 @@ def empty_folder(tmp_path, monkeypatch):
 # Names that a page may use without defining them.
 GIVEN = {
     "docs/integrations.md": ("empty_folder",),
-    "docs/linear_cross_entropy.md": ("group",),
+    "docs/operators/linear_cross_entropy.md": ("group",),
     "docs/losses_on_a_head.md": ("group",),
     "docs/migrate.md": ("group", "model_folder"),
 }
@@ -263,7 +263,7 @@ def test_every_environment_variable_of_the_package_that_a_page_names_is_read_som
     "function", [functional.linear_cross_entropy, optim.FusedEmaAdam], ids=lambda one: one.__name__
 )
 def test_options_that_the_guides_name_are_those_of_the_function(function):
-    pages = {"linear_cross_entropy": "linear_cross_entropy.md", "FusedEmaAdam": "optimizer.md"}
+    pages = {"linear_cross_entropy": "operators/linear_cross_entropy.md", "FusedEmaAdam": "operators/ema_adam.md"}
     text = (ROOT / "docs" / pages[function.__name__]).read_text()
     options = set(re.findall(rf"{function.__name__}\([^()]*?\b(\w+)=", text))
     assert options <= set(inspect.signature(function).parameters)
