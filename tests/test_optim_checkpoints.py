@@ -96,23 +96,6 @@ def test_an_option_missing_in_a_pickle_gets_its_default():
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["ema_decay"] == 0.5
 
 
-@pytest.mark.parametrize("saved_step", [torch.tensor(3.0), torch.tensor([3.0]), 3, 3.0], ids=repr)
-def test_a_step_count_of_another_type_is_loaded(saved_step):
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    train(model, optimizer, range(3))
-    checkpoint = copy.deepcopy(optimizer.state_dict())
-    for state in checkpoint["state"].values():
-        state["step"] = saved_step
-    resumed_model = copy.deepcopy(model)
-    resumed_optimizer = FusedEmaAdam(resumed_model.parameters())
-    resumed_optimizer.load_state_dict(checkpoint)
-    train(model, optimizer, [3])
-    train(resumed_model, resumed_optimizer, [3])
-    assert_all_equal(weights_of(resumed_model), weights_of(model))
-    assert all(state["step"].dtype == torch.int64 for state in resumed_optimizer.state.values())
-
-
 def test_an_average_missing_in_a_checkpoint_starts_from_the_weights_at_the_next_step():
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), ema_decay=1.0)

@@ -202,6 +202,7 @@ def _two_zeros(checkpoint):
 # Accepted state dicts, each with an equivalent plain one.
 ACCEPTED = {
     "step an int": (step(7), step(torch.tensor(7.0))),
+    "step a float": (step(7.0), step(torch.tensor(7.0))),
     "step of numpy": (step(np.float32(7)), step(torch.tensor(7.0))),
     "step in a tensor of [1, 1]": (step(torch.full((1, 1), 7.0)), step(torch.tensor(7.0))),
     "step bfloat16": (step(torch.tensor(7.0, dtype=torch.bfloat16)), step(torch.tensor(7.0))),

@@ -241,32 +241,6 @@ def test_hooks_of_a_step_run():
     assert calls == ["before", "after"]
 
 
-def test_nothing_changes_in_a_step_that_a_grad_scaler_skips():
-    model = Weights(torch.float32)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    train(model, optimizer, range(2))
-    before = weights_of(model) + states_of(optimizer)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(torch.ones(()))
-    model.set_gradients(2)
-    next(model.parameters()).grad[0, 0] = float("inf")
-    scaler.step(optimizer)
-    assert_all_equal(weights_of(model) + states_of(optimizer), before)
-
-
-def test_a_compiled_step_equals_a_step():
-    compiled_model, model = Weights(torch.float32), Weights(torch.float32)
-    compiled_optimizer = FusedEmaAdam(compiled_model.parameters(), **SETTINGS)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    compiled_step = torch.compile(compiled_optimizer.step, fullgraph=True, backend="aot_eager")
-    for step in range(3):
-        compiled_model.set_gradients(step)
-        compiled_step()
-        train(model, optimizer, [step])
-    results = weights_of(compiled_model) + states_of(compiled_optimizer)
-    assert_all_close(results, weights_of(model) + states_of(optimizer), 1e-6)
-
-
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.every_nth_case(5)
@@ -317,13 +291,6 @@ def test_any_number_type_is_accepted_as_learning_rate(lr):
     train(mine, FusedEmaAdam(mine.parameters(), lr=lr), range(3))
     train(theirs, FusedEmaAdam(theirs.parameters(), lr=float(lr)), range(3))
     assert_all_equal(weights_of(mine), weights_of(theirs))
-
-
-def test_parameters_may_have_names():
-    model = Weights()
-    optimizer = FusedEmaAdam(model.named_parameters())
-    train(model, optimizer, [0])
-    assert optimizer.state_dict()["param_groups"][0]["param_names"] == [name for name, _ in model.named_parameters()]
 
 
 INVALID = {
@@ -475,10 +442,6 @@ def test_a_complex_parameter_raises_unless_it_is_frozen():
         optimizer.add_param_group({"params": [("phase", trained)]})
     assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": [("phase", trained.requires_grad_(False))]})
-
-
-def test_lazy_parameters_are_accepted():
-    assert FusedEmaAdam(nn.LazyLinear(2).parameters()).param_groups
 
 
 @pytest.mark.parametrize("unordered", [set, frozenset])

@@ -1,16 +1,9 @@
-"""FusedEmaAdam: checkpoints of other optimizers, torch.distributed.checkpoint, and a process that is killed."""
+"""FusedEmaAdam: checkpoints of other optimizers and torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 from torch_aclnn_ops.optim import FusedEmaAdam, to_mindspeed_state_dict
 
@@ -449,64 +442,3 @@ def test_converting_a_state_without_averages_to_mindspeed_raises():
     train_network(model, theirs, [0])
     with pytest.raises(ValueError, match="^to_mindspeed_state_dict: .* that of 0 has no ema_params"):
         to_mindspeed_state_dict(theirs.state_dict())
-
-
-STEPS = 60
-
-
-def train_in_a_process(folder: str, dtype: str, flatten: str) -> None:
-    """Train, print each loss, and save after every step; resume from the file if there is one."""
-    torch.set_num_threads(1)
-    path = Path(folder) / "checkpoint.pt"
-    model = network(getattr(torch, dtype))
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_warmup="ratio", flatten=flatten == "True")
-    first = 0
-    if path.exists():
-        contents = torch.load(path)
-        model.load_state_dict(contents["model"])
-        optimizer.load_state_dict(contents["optimizer"])
-        first = contents["step"]
-    for step in range(first, STEPS):
-        (loss,) = train_network(model, optimizer, [step])
-        contents = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-        torch.save(contents, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
-        print(json.dumps([step, loss]), flush=True)
-        time.sleep(0.002)
-
-
-def start(folder, dtype, flatten):
-    arguments = [sys.executable, "-m", "tests.test_optim_other_checkpoints", folder, dtype, str(flatten)]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
-
-
-@pytest.mark.parametrize(
-    "dtype, was_flat, is_flat",
-    [
-        pytest.param("float32", False, False, marks=pytest.mark.exhaustive),
-        pytest.param("float32", True, False, marks=pytest.mark.exhaustive),
-        ("bfloat16", False, True),
-    ],
-)
-@pytest.mark.exhaustive
-def test_a_killed_run_resumes_bit_for_bit(dtype, was_flat, is_flat, tmp_path):
-    torch.manual_seed(0)
-    model = network(getattr(torch, dtype))
-    expected = train_network(
-        model, FusedEmaAdam(model.parameters(), lr=1e-2, ema_warmup="ratio", flatten=is_flat), range(STEPS)
-    )
-    killed = start(str(tmp_path), dtype, was_flat)
-    losses = dict(json.loads(killed.stdout.readline()) for _ in range(STEPS // 3))
-    killed.send_signal(signal.SIGKILL)
-    losses.update(json.loads(line) for line in killed.stdout if line.endswith("\n"))
-    assert killed.wait() == -signal.SIGKILL
-    with start(str(tmp_path), dtype, is_flat) as resumed:
-        resumed_losses = dict(json.loads(line) for line in resumed.stdout)
-    assert resumed.returncode == 0
-    assert 0 < len(resumed_losses) < STEPS and min(resumed_losses) in (len(losses), len(losses) + 1)
-    # A step that was saved and not printed any more is the only one that may be missing.
-    assert {**losses, **resumed_losses}.items() <= dict(enumerate(expected)).items()
-
-
-if __name__ == "__main__":
-    train_in_a_process(*sys.argv[1:])
