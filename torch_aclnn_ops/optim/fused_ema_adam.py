@@ -43,32 +43,11 @@ class Work(NamedTuple):
 class FusedEmaAdam(EmaOptimizer):
     r"""Adam, with L2 or decoupled weight decay, and an exponential moving average (EMA) of the weights, in one step.
 
-    With :math:`g_t` the gradient of step :math:`t`, negated if ``maximize``, a parameter :math:`\theta`, its moments
-    :math:`m` and :math:`v` and its EMA :math:`s` are updated element-wise by
-
-    .. math::
-        \begin{aligned}
-        g_t &\leftarrow g_t + \lambda \theta_{t-1} \quad \text{only if not decoupled} \\
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
-        u_t &= \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
-            \quad \text{the divisors } 1 - \beta^t \text{ only with bias correction} \\
-        u_t &\leftarrow u_t + \lambda \theta_{t-1} \quad \text{only if decoupled} \\
-        \theta_t &= \theta_{t-1} - \text{lr} \cdot u_t \\
-        s_t &= \text{ema\_decay} \cdot s_{t-1} + (1 - \text{ema\_decay}) \, \theta_t
-        \end{aligned}
-
-    This is equivalent to :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``,
-    followed by the EMA of :mod:`torch.optim.swa_utils`. The first EMA update there copies the weights; for the same EMA
-    weights, use ``ema_start_step=1``. The state of a parameter is initialized in its first step with a gradient:
-    ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, a copy of the weights. For bfloat16 and float16 parameters
-    it also has float32 ``master_params``, and all states are float32: a 16-bit EMA stalls, because most updates round
-    to zero. Checkpoints of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's ``FusedEmaAdamW`` can
-    be loaded, and these optimizers can load the checkpoints of ``FusedEmaAdam``.
-
-    If a parameter has no gradient, such as a frozen one or an expert without tokens, a step updates only its EMA, as
-    :class:`torch.optim.swa_utils.AveragedModel` does; ``ema_without_grad=False`` disables it. Sparse and complex
-    gradients and ``amsgrad`` are not supported. Buffers of a model are not averaged.
+    Like :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``, followed by the
+    EMA :math:`s_t = \text{ema\_decay} \cdot s_{t-1} + (1 - \text{ema\_decay}) \, \theta_t` of the weights
+    :math:`\theta`. The first step of a parameter with a gradient initializes ``step``, ``exp_avg``, ``exp_avg_sq``
+    and ``ema_params``, a copy of the weights. The page of the operator has the formula, checkpoints and sharded
+    parameters.
 
     Args:
         params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below
@@ -77,7 +56,7 @@ class FusedEmaAdam(EmaOptimizer):
             a step never synchronizes with it.
         betas: Decay of the moving averages of the gradient and of its square, each in [0, 1).
         eps: Term added to the denominator, outside the square root; finite and at least 0.
-        weight_decay: Weight decay coefficient :math:`\lambda`, finite and at least 0.
+        weight_decay: Weight decay coefficient, finite and at least 0.
         ema_decay: Decay of the EMA of the weights, in [0, 1].
         decoupled_weight_decay: Use decoupled weight decay (AdamW) instead of L2 regularization (Adam).
         bias_correction: Divide the moments by :math:`1 - \beta^t`.
@@ -91,10 +70,8 @@ class FusedEmaAdam(EmaOptimizer):
         ema_update_every: Number of steps between updates of the EMA; at least 1.
         master_weights: Keep float32 weights and states for 16-bit parameters, instead of states of their dtype.
         ema_without_grad: Also update the EMA of parameters that have no gradient in a step.
-        flatten: Keep weights, gradients and states of a group in one contiguous buffer each, for one launch per buffer
-            on an NPU instead of one per parameter. Parameters and gradients become views of it in the first step; what
-            you assign later is copied in. Those that share their storage with another tensor, those of FSDP1, and
-            tensor subclasses are not flattened.
+        flatten: Keep weights, gradients and states of a group in one buffer each, for one launch per buffer on an NPU.
+            Parameters and gradients become views of it in the first step; what you assign later is copied in.
 
     Raises:
         TypeError: ``params`` or an option has the wrong type, or an option is unknown or supported by torch only.

@@ -87,14 +87,8 @@ def linear_cross_entropy(
     """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without materializing all logits.
 
     A drop-in replacement for :func:`torch.nn.functional.linear_cross_entropy`, with two differences: only the logits of
-    one chunk of rows are materialized at a time (also with label smoothing and probability targets), and float16 and
-    bfloat16 inputs return a float32 loss, whose gradients are accumulated in float32.
-
-    If the loss is a scalar and a gradient is needed, the forward pass computes the gradients of input, head and bias
-    together with the loss (three matrix products), and the backward pass multiplies them by the gradient of the loss.
-    With CANN's fused operators and with ``"none"``, the logits are recomputed in the backward pass. Other derivatives
-    (double backward, forward-mode AD, ``torch.func``) are supported, with a graph that holds the logits of all rows.
-    On the CPU, ignored rows are skipped. If the logits are few, the call is ``cross_entropy(linear(...))``.
+    one chunk of rows are materialized at a time, and float16 and bfloat16 inputs return a float32 loss, whose gradients
+    are accumulated in float32. The page of the operator explains memory, shards and which implementation runs.
 
     Args:
         input: Hidden states, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.
@@ -105,55 +99,30 @@ def linear_cross_entropy(
         linear_bias: Bias of the head, ``linear_weight``'s shape without H.
         weight: Rescaling factor of each class, shape (C,), in input's dtype or float32; differentiable with
             probabilities only.
-        reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that are not
-            ignored) or ``"sum"``.
+        reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that are not ignored) or ``"sum"``.
         ignore_index: Class index whose rows are ignored, -100 by default; only with class indices.
         label_smoothing: Weight of the uniform distribution in the target, from 0 to 1.
-        options: PyTorch's options, with torch 2.13 and later. ``batch_chunk_size`` is used as ``chunk_size``; the
-            guarantees of the others always hold here (accumulation in float32, a backward that can be repeated).
-        softcap: If given, logits z become ``softcap * tanh(z / softcap)``; a no-op if it exceeds the largest number of
-            their dtype.
-        lse_square_scale: Adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss; class weights do not
-            apply to it, and ``"mean"`` divides it by the number of rows that are not ignored.
+        options: PyTorch's options, with torch 2.13 and later; ``batch_chunk_size`` is used as ``chunk_size``.
+        softcap: If given, logits z become ``softcap * tanh(z / softcap)``.
+        lse_square_scale: Adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss.
         temperature: Divides the logits, after the softcap.
         shift: Number of positions by which labels are shifted, ``True`` for 1: ``target[..., t]`` is the label of row
-            ``t - shift``, as in a causal language model, without a copy of the input. The first ``shift`` labels of a
-            sequence have no row and are ignored. ``token_weight``, and all results with the shape of class indices,
-            are aligned with the labels: position t belongs to ``target[..., t]``.
-        token_weight: Weight of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
-            divides by the sum of the weights.
-        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN as in PyTorch. The gradients
-            are 0 in either case.
-        outputs: Names of further results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy,
-            log-sum-exp and z-loss are differentiable.
-        chunk_size: Number of rows whose logits are materialized at a time. ``"auto"`` chooses it; CANN's fused
-            operators are used only then, and without ``max_memory``.
-        max_memory: Bytes that may be allocated besides arguments and results (logits, and float32 accumulators of
-            16-bit gradients, but not rows of the input's size); determines the chunk size, which
-            ``torch_aclnn_ops.explain`` shows. Raises before any computation if it is too small for forward or
-            backward; the logits of one row must fit in any case.
-        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
-            ``linear_weight`` and ``linear_bias`` are this rank's shards, in rank order, of any size including 0. The
-            other arguments refer to the full vocabulary and must be the same on every rank, as the results are. All
-            ranks must make the call, and differentiate the same loss. The forward pass has one collective and the
-            backward pass another one. The ranks compare their arguments in it: if head, input, targets or options do
-            not match, or every rank passes the same head, every rank raises the same ValueError; if that would
-            synchronize with a device, in transforms and in compiled code, all results are NaN.
-        vocab_sizes: Number of ``linear_weight``'s rows on each rank. Without it every call exchanges them in an
-            additional, synchronizing collective, which also compares the numbers of input rows; with ``vocab_sizes``,
-            different numbers of rows fail inside the collective.
-        reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks, in float32. ``False``
-            returns this rank's partial gradient, for instance for a reduce-scatter.
-        fsdp_module: The model that owns the parameters ``linear_weight`` and ``linear_bias``, sharded by
-            :func:`torch.distributed.fsdp.fully_shard`. The call runs as a forward pass of the sharded module: the
-            parameters are unsharded and, like the input, cast to the ``param_dtype`` of its policy, and gradients are
-            reduced as for other parameters. All ranks must make the call, each with its own rows. It is a no-op if the
-            parameters are not sharded, or already unsharded in the module's forward pass.
+            ``t - shift``. The first labels of a sequence are ignored. All results are aligned with the labels.
+        token_weight: Weight of each row's loss, shape of class indices, floating point, differentiable; ``"mean"``
+            divides by their sum.
+        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN. The gradients are 0 anyway.
+        outputs: Names of further results, fields of :class:`LinearCrossEntropyOutput`.
+        chunk_size: Number of rows whose logits are materialized at a time; excludes CANN's fused operators.
+        max_memory: Bytes that logits and float32 accumulators may take, which determines the chunk size.
+        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded, in rank order.
+            ``linear_weight`` and ``linear_bias`` are this rank's shards; the other arguments are the same on all ranks.
+        vocab_sizes: Number of ``linear_weight``'s rows on each rank, which saves a collective.
+        reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks.
+        fsdp_module: The model that owns the head, sharded by :func:`torch.distributed.fsdp.fully_shard`.
 
     Returns:
         The loss: a scalar, or for ``"none"`` a tensor with the shape of class indices; float32 for 16-bit inputs. With
-        ``outputs``, a :class:`LinearCrossEntropyOutput`. Where a check would synchronize with a device, a class index
-        out of range gives a loss of NaN.
+        ``outputs``, a :class:`LinearCrossEntropyOutput`.
 
     Raises:
         IndexError: A class index is out of range (on the CPU in eager mode; otherwise the loss is NaN).
@@ -168,13 +137,9 @@ def linear_cross_entropy(
         >>> loss.backward()
         >>> round(loss.item(), 6) == round(math.log(4), 6), head.grad[1].tolist()
         (True, [-0.375, 0.125])
-        >>> result = linear_cross_entropy(input, head, torch.tensor([1, 3]), outputs=("entropy", "token_accuracy"))
-        >>> result.entropy.shape, result.token_accuracy.item()
-        (torch.Size([2]), 0.0)
 
     Source: kernels aclnnFusedLinearOnlineMaxSum, aclnnFusedCrossEntropyLossWithMaxSum and
-    aclnnFusedLinearCrossEntropyLossGrad. Gradients in the forward pass: Hsu et al., "Liger Kernel" (2024); chunks:
-    Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024).
+    aclnnFusedLinearCrossEntropyLossGrad; Hsu et al., "Liger Kernel" (2024); Wijmans et al., "Cut Your Losses" (2024).
     """
     if fsdp_module is not None:
         return call_in_fsdp_forward(linear_cross_entropy, locals())

@@ -54,15 +54,8 @@ def linear_kl_div(
     """Compute a divergence between the outputs of a student's and a teacher's head, without materializing all logits.
 
     The student's distribution is ``softmax(linear(input, linear_weight, linear_bias) / temperature)``. The teacher's is
-    computed in the same way from a head of its own, of any width and dtype. Alternatively, the teacher's probabilities
-    of all classes, or the log-probabilities of the top k, can be passed; ``temperature`` does not apply to them, and as
-    in torch's ``kl_div`` there is no check that they are those of a distribution.
-
-    Logits are materialized one chunk of rows at a time. If the loss is a scalar and a gradient is needed, the gradients
-    are computed in the forward pass and scaled in the backward pass; with ``"none"``, the logits are recomputed in
-    the backward pass. For 16-bit inputs the loss is float32, and gradients are accumulated in float32. Second
-    derivatives, forward-mode AD and ``torch.func`` are supported, with a graph that holds the logits of all rows. The
-    teacher gets no gradients.
+    computed in the same way from a head of its own, or given as probabilities, to which ``temperature`` does not apply.
+    For 16-bit inputs the loss is float32, and gradients are accumulated in float32.
 
     Args:
         input: The student's rows, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.
@@ -73,46 +66,34 @@ def linear_kl_div(
         teacher_bias: Added to the teacher's logits, shape (V,).
         teacher_log_probs: Log-probabilities of all classes instead of the teacher's head, shape (..., V).
         teacher_probs: Probabilities of all classes instead of the teacher's head, shape (..., V).
-        teacher_top_k: Indices and log-probabilities of some classes instead of the teacher's head, two tensors of shape
-            (..., k). The other classes are merged into one, with the remaining probability: the divergence is that of
-            k + 1 classes, a lower bound of the full one. If the probabilities add up to 1, nothing remains: the forward
-            KL is then the KL divergence of renormalized top-k probabilities. The reverse KL uses the rounding error of
-            the dtype as the remaining probability, and is therefore finite.
+        teacher_top_k: Indices and log-probabilities of some classes, two tensors of shape (..., k); the others are
+            merged into one class with the remaining probability.
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
-            ``"jensen_shannon"``, with the mixture m = beta teacher + (1 - beta) student the sum of
-            beta KL(teacher || m) and (1 - beta) KL(student || m).
-        beta: Weight of the teacher in the Jensen-Shannon divergence, above 0 and below 1; only for that divergence.
-        temperature: Divisor of the logits. Unlike many implementations of distillation, the loss is not multiplied by
-            the square of the temperature.
+            ``"jensen_shannon"``, with m = beta teacher + (1 - beta) student the sum of beta KL(teacher || m) and
+            (1 - beta) KL(student || m).
+        beta: Weight of the teacher in the Jensen-Shannon divergence, above 0 and below 1.
+        temperature: Divisor of the logits. The loss is not multiplied by its square.
         target: Labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
         ignore_index: The label of ignored rows; only with ``target``.
-        shift: Number of positions by which labels are shifted, ``True`` for 1; the first labels of a sequence have no
-            row. ``token_weight``, and the loss with ``"none"``, are aligned with the labels.
+        shift: Number of positions by which labels are shifted, ``True`` for 1. ``token_weight``, and the loss with
+            ``"none"``, are aligned with the labels.
         token_weight: Factor of each row's loss, shape of the rows, floating point, differentiable.
-        reduction: ``"none"``, ``"mean"`` (divided by the number of rows that are not ignored, or the sum of their
-            ``token_weight``; torch's kl_div calls it ``"batchmean"``) or ``"sum"``.
-        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN. The gradients are 0 in
-            either case.
+        reduction: ``"none"``, ``"mean"`` (over the rows that are not ignored, by ``token_weight``) or ``"sum"``.
+        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN. The gradients are 0 anyway.
         chunk_size: Number of rows whose logits are materialized at a time.
-        max_memory: Bytes that may be allocated besides arguments and results; determines the chunk size. Raises before
-            any computation if it is too small.
-        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
-            ``linear_weight``, ``linear_bias``, ``teacher_weight``, ``teacher_bias``, ``teacher_log_probs`` and
-            ``teacher_probs`` then have this rank's classes, in rank order; the indices of ``teacher_top_k`` refer to
-            the full vocabulary. The other arguments, and the results, are the same on every rank. All ranks must make
-            the call, and differentiate the same loss, once. A call runs one collective that compares the calls, two
-            per chunk, and one for the gradient of ``input``.
-        vocab_sizes: Number of ``linear_weight``'s rows on each rank; without it, every call exchanges them.
-        reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks. ``False`` returns this
-            rank's partial gradient.
+        max_memory: Bytes that may be allocated besides arguments and results, which determines the chunk size.
+        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded, in rank order.
+            Heads, biases and probabilities then have this rank's classes; the indices of ``teacher_top_k`` refer to the
+            full vocabulary.
+        vocab_sizes: Number of ``linear_weight``'s rows on each rank, which saves a collective.
+        reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks.
 
     Returns:
         The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. On devices other than
-        the CPU it is NaN if ``teacher_top_k`` has an invalid or a repeated class, because a check would synchronize.
+        the CPU it is NaN if ``teacher_top_k`` has an invalid or a repeated class.
 
     Raises:
-        IndexError: ``teacher_top_k`` has a class that is out of range (on a CPU in eager mode; otherwise the loss
-            is NaN).
+        IndexError: ``teacher_top_k`` has a class out of range (on a CPU in eager mode; otherwise the loss is NaN).
         RuntimeError: An argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
         TypeError: An argument has the wrong type, or not exactly one teacher is given.
         ValueError: Shapes do not match, or an argument has an invalid value.
@@ -127,9 +108,8 @@ def linear_kl_div(
         >>> round(loss.item(), 4), head.grad[0].tolist() < [0.0, 0.0]
         (0.2512, True)
 
-    Source: Hinton et al., "Distilling the Knowledge in a Neural Network" (2015); reverse KL: Gu et al., "MiniLLM"
-    (2024); generalized Jensen-Shannon: Agarwal et al., "On-Policy Distillation of Language Models" (2024). Gradients in
-    the forward pass: Hsu et al., "Liger Kernel" (2024).
+    Source: Hinton et al., "Distilling the Knowledge in a Neural Network" (2015); Gu et al., "MiniLLM" (2024); Agarwal
+    et al., "On-Policy Distillation of Language Models" (2024); Hsu et al., "Liger Kernel" (2024).
     """
     check_choice(NAME, "divergence", divergence, DIVERGENCES)
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
