@@ -47,7 +47,7 @@ _GRAPH_FUNCTIONS = """
     npu_get_float_status npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm npu_lstm_cell
     npu_lstm_data npu_masked_fill_range npu_max npu_min npu_mish npu_nms_rotated npu_nms_v4 npu_nms_with_mask
     npu_normalize_batch npu_one_hot npu_pad npu_ps_roi_pooling npu_ptiou npu_rotated_box_decode
-    npu_rotated_box_encode npu_scaled_masked_softmax npu_scatter npu_sign_bits_pack npu_silu npu_silu_ npu_slice
+    npu_rotated_box_encode npu_scatter npu_sign_bits_pack npu_silu npu_silu_ npu_slice
     npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample npu_transpose
     npu_view_copy
 """.split()

@@ -26,8 +26,9 @@ struct GraphCall {
 // Puts the operator on the stream; returns why it cannot be run, if so.
 using GraphOperator = std::optional<std::string> (*)(const GraphCall& call);
 
-// Lets an operator of the name be run by a function. Call it while a library is loaded.
-HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run);
+// Lets an operator of the name be run by a function, also where torch_npu's `function` calls it at jit_compile=False.
+// Call it while a library is loaded.
+HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run, const char* function = nullptr);
 
 // Whether tensors in this format are stored in another order than their rows.
 inline bool is_private(aclFormat format) {

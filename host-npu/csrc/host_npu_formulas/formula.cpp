@@ -20,8 +20,28 @@ Tensor meta_tensor(const aclTensor* tensor) {
     return at::empty(sizes(layout.shape), at::TensorOptions(*scalar_type(layout.dtype)).device(at::kMeta));
 }
 
+namespace {
+
+// The rows of matrices in FRACTAL_NZ, whose columns of tiles follow one another. A view may have them transposed.
+Tensor rows_of_tiles(const HostTensor& tensor) {
+    const auto& layout = *tensor.layout;
+    const auto rank = static_cast<std::int64_t>(layout.shape.rank());
+    TORCH_CHECK(layout.offset == 0 && rank >= 2 && layout.storage_shape.rank() == layout.shape.rank() + 2,
+                "a tensor of shape ", sizes(layout.shape), " in FRACTAL_NZ is stored as ", sizes(layout.storage_shape));
+    const auto tiles =
+        at::from_blob(tensor.data, sizes(layout.storage_shape), at::TensorOptions(*scalar_type(layout.dtype)));
+    const auto rows = tiles.movedim(rank - 2, rank).flatten(rank, rank + 1).flatten(rank - 2, rank - 1);
+    const auto shape = sizes(layout.shape);
+    const bool is_transposed = layout.strides[layout.shape.rank() - 2] == 1 && shape[rank - 1] > 1;
+    const auto all = is_transposed ? rows.mT() : rows;
+    return all.slice(-2, 0, shape[rank - 2]).slice(-1, 0, shape[rank - 1]);
+}
+
+}  // namespace
+
 Tensor in_memory(const HostTensor& tensor) {
     if (!tensor) return {};
+    if (tensor->format == ACL_FORMAT_FRACTAL_NZ && !tensor->empty()) return rows_of_tiles(tensor);
     return at::from_blob(tensor.data, sizes(tensor->shape), sizes(tensor->strides),
                          at::TensorOptions(*scalar_type(tensor->dtype)));
 }

@@ -104,7 +104,13 @@ template <class Argument, Taken taken, bool optional = false>
 struct TranslatedTensor {
     using C = const aclTensor*;
     static std::nullptr_t kept(C) { return nullptr; }
-    static void list(C tensor, TensorArguments& given) { given.add(tensor, taken, optional); }
+    static void list(C tensor, TensorArguments& given) {
+        if constexpr (std::is_same_v<Argument, Out> || std::is_same_v<Argument, OptionalOut>) {
+            require(tensor == nullptr || tensor->layout.format != ACL_FORMAT_FRACTAL_NZ, kParamInvalid,
+                    "the host NPU does not write results in FRACTAL_NZ");
+        }
+        given.add(tensor, taken, optional);
+    }
     static constexpr auto kTaken = taken;
     static constexpr bool kHasRule = true;
     static Argument from(std::nullptr_t, const Next& next) {

@@ -10,6 +10,7 @@
 #include <ATen/ops/mse_loss_backward.h>
 
 #include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/masked_softmax.h"
 #include "host_npu_formulas/scalar_type.h"
 #include "opapi/chip.h"
 
@@ -58,6 +59,7 @@ class RunningOperator {
     std::int64_t integer(std::size_t index) const { return integers(index).at(0); }
 
     std::int64_t integer_attribute(const char* name) const { return attribute<std::int64_t>(name); }
+    float float_attribute(const char* name) const { return attribute<float>(name); }
 
     std::int64_t reduction() const {
         const auto name = attribute<std::string>("reduction");
@@ -174,6 +176,15 @@ void embedding_dense_grad(const RunningOperator& call) {
                                               call.integer_attribute("scale_grad_by_freq") != 0));
 }
 
+void scaled_masked(const RunningOperator& call) {
+    assign(call, scaled_masked_softmax(call.floats(0), call.input(1), call.float_attribute("scale")));
+}
+
+void scaled_masked_grad(const RunningOperator& call) {
+    assign(call,
+           scaled_masked_softmax_grad(call.floats(0), call.floats(1), call.input(2), call.float_attribute("scale")));
+}
+
 // A copy of each input that is in the host's memory, which torch_npu frees after the call.
 std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
     std::vector<Tensor> copies;
@@ -226,6 +237,23 @@ std::optional<std::string> run_strided_slice(const GraphCall& call) {
     return run<4, strided_slice>(call);
 }
 
+// torch_npu's document: four dimensions, of which the last two are multiples of 32 up to 4096 and those of the mask.
+template <std::size_t inputs, void (*compute)(const RunningOperator&)>
+std::optional<std::string> run_masked(const GraphCall& call) {
+    if (call.inputs.size() == inputs) {
+        const auto triangular = call.attributes.values.find("fixed_triu_mask");
+        if (triangular != call.attributes.values.end() && triangular->second != aclopAttr::Value(std::int64_t{0}))
+            return "fixed_triu_mask is True, which is not simulated";
+        try {
+            require_shapes({{"x", call.inputs[0].desc.dims, "N C H%32<=4096 W%32<=4096"},
+                            {"mask", call.inputs[inputs - 1].desc.dims, "N C H W | 1 C H W | N 1 H W | 1 1 H W"}});
+        } catch (const Refusal& refusal) {
+            return refusal.text;
+        }
+    }
+    return run<inputs, compute>(call);
+}
+
 const bool registered = [] {
     simulate_graph_operator("Transpose", run<2, transpose>);
     simulate_graph_operator("Cast", run<1, cast>);
@@ -240,6 +268,9 @@ const bool registered = [] {
     simulate_graph_operator("BinaryCrossEntropyGrad", run<4, binary_cross_entropy_grad>);
     simulate_graph_operator("GatherV2", run<3, gather>);
     simulate_graph_operator("EmbeddingDenseGrad", run<2, embedding_dense_grad>);
+    simulate_graph_operator("ScaledMaskedSoftmax", run_masked<2, scaled_masked>, "npu_scaled_masked_softmax");
+    simulate_graph_operator("ScaledMaskedSoftmaxGrad", run_masked<3, scaled_masked_grad>,
+                            "npu_scaled_masked_softmax_backward");
     return true;
 }();
 

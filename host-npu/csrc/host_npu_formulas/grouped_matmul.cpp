@@ -301,6 +301,27 @@ std::vector<Tensor> split_sums(const Tensor& x, const Tensor& weight, const Inte
 
 using AnyTensorList = std::vector<AnyTensor>;
 
+// A group for each tensor of x, whose products are the rows of one output.
+void join_rows(const AnyTensorList& x, const AnyTensorList& weight, const OptionalIntegerTensor& list,
+               std::int64_t type, const Options& options, const Out& out) {
+    const auto count = std::ssize(x);
+    TORCH_CHECK(std::cmp_equal(weight.size(), count), count, " tensors of x have ", weight.size(), " matrices");
+    if (list) require_list(*list, type, count);
+    if (list && !list->is_meta()) {
+        const auto groups = groups_of(*list, type);
+        for (std::size_t index = 0; index < x.size(); ++index) {
+            TORCH_CHECK(std::cmp_equal(groups.numbers[index], index) && groups.sizes[index] == x[index].size(0),
+                        "group_list has ", groups.sizes[index], " rows for the group ", groups.numbers[index],
+                        " where x has ", x[index].size(0), " for the group ", index);
+        }
+    }
+    TensorList products;
+    for (std::size_t index = 0; index < x.size(); ++index) {
+        products.push_back(group_product(x[index], weight[index], static_cast<std::int64_t>(index), 0, options));
+    }
+    out = at::cat(products);
+}
+
 constexpr std::int64_t kNotSplit = -1;
 constexpr std::int64_t kSplitRows = 0;
 constexpr std::int64_t kSplitSums = 2;
@@ -403,6 +424,11 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
         split_rows(x[0], weight, *list, list_type, options, outs[0]);
         return;
     }
+    if (group_type == kSplitRows && outs.size() == 1) {
+        TORCH_CHECK(!is_quantized, "products of int8 matrices have one x");
+        join_rows(x, weight, list, list_type, options, outs[0]);
+        return;
+    }
     if (group_type == kSplitSums) {
         TORCH_CHECK(list && x.size() == 1 && weight.size() == 1, "groups of columns need a group_list and one matrix");
         const auto sums = split_sums(widened(x[0]), widened(weight[0]), *list, list_type);
@@ -417,6 +443,21 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
     }
 }
 const Formula<"aclnnGroupedMatmulV5", grouped_v5> grouped_by_tensor{kGrouped};
+
+void grouped_of_tiles(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
+                      const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,
+                      const AnyTensorList& antiquant_offset, const TensorList& token_scale,
+                      const OptionalIntegerTensor& list, const TensorList& activation_input,
+                      const TensorList& activation_scale, const TensorList& activation_offset, std::int64_t split_item,
+                      std::int64_t group_type, std::int64_t list_type, std::int64_t activation, const Sizes& tuning,
+                      std::int64_t group_size, const std::vector<Out>& outs, const std::vector<Out>& activation_outs,
+                      const std::vector<Out>& scale_outs) {
+    TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
+    grouped_v5(x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, token_scale, list, activation_input,
+               activation_scale, activation_offset, split_item, group_type, list_type, activation, tuning, outs,
+               activation_outs, scale_outs);
+}
+const Formula<"aclnnGroupedMatmulWeightNz", grouped_of_tiles> grouped_products_of_tiles{kGrouped};
 
 void grouped_v4(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
                 const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,

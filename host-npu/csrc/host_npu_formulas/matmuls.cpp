@@ -9,6 +9,7 @@
 
 #include <numeric>
 
+#include "host_npu_formulas/halves.h"
 #include "host_npu_formulas/quantization.h"
 
 namespace host_npu {
@@ -21,15 +22,29 @@ Tensor activated_by(const Tensor& x, const std::string& name) {
     if (name == "fastgelu") return x * at::sigmoid(x * 1.702);
     if (name == "relu") return at::relu(x);
     if (name == "silu") return at::silu(x);
-    TORCH_CHECK(false, "the host NPU has the activations gelu, fastgelu, relu and silu only, not ", name);
+    // A gate: the second half is activated, as by the functions GeGLU, SwiGLU and ReGlu of Ascend C.
+    const auto parts = halves(x, -1);
+    if (name == "geglu") return parts.first * at::gelu(parts.second, "tanh");
+    if (name == "swiglu") return parts.first * at::silu(parts.second);
+    if (name == "reglu") return parts.first * at::relu(parts.second);
+    TORCH_CHECK(false, "activation is ", name, " instead of gelu, fastgelu, relu, silu, geglu, swiglu or reglu");
+}
+
+// CANN has gates without experts, in float16 and with innerPrecise 1 only.
+void require_gate(const std::string& name, bool has_experts, at::ScalarType dtype, std::int64_t precise) {
+    if (!name.ends_with("glu")) return;
+    TORCH_CHECK(!has_experts && dtype == at::kHalf && precise == 1, "activation is ", name, " with ",
+                has_experts ? "experts" : "no experts", ", dtype ", name_of(dtype), " and innerPrecise ", precise,
+                "; CANN takes gates without experts, in float16 and with innerPrecise 1");
 }
 
 // Two layers, for each expert with its own matrices for its own rows.
 void ffn(const Tensor& x, const Tensor& weight1, const Tensor& weight2, const Sizes& tokens,
          const OptionalTensor& bias1, const OptionalTensor& bias2, Without<"scale">, Without<"offset">,
          Without<"deq_scale1">, Without<"deq_scale2">, Without<"antiquant_scale1">, Without<"antiquant_scale2">,
-         Without<"antiquant_offset1">, Without<"antiquant_offset2">, const std::string& activation, std::int64_t,
-         bool are_ends, const Out& out) {
+         Without<"antiquant_offset1">, Without<"antiquant_offset2">, const std::string& activation,
+         std::int64_t precise, bool are_ends, const Out& out) {
+    require_gate(activation, !tokens.empty(), out.dtype(), precise);
     const auto layers = [&](const Tensor& rows, const Tensor& w1, const Tensor& w2, const OptionalTensor& b1,
                             const OptionalTensor& b2) {
         const auto hidden = rows.matmul(w1);

@@ -5,7 +5,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/masked_softmax.h"
 
 namespace host_npu {
 namespace {
@@ -78,25 +78,35 @@ const Formula<"aclnnMaskedSoftmaxWithRelPosBias", masked_softmax> softmax_with_b
     {"out", kFloats},
 };
 
-constexpr double kMasked = -10000;
+}  // namespace
 
-void scaled_masked_softmax(const Tensor& x, const IntegerTensor& mask, double scale, bool triangular, const Out& out) {
-    TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
-    out = at::softmax((x * scale).masked_fill(mask.to(at::kBool), kMasked), -1);
+Tensor scaled_masked_softmax(const Tensor& x, const Tensor& mask, double scale) {
+    constexpr double masked = -10000;
+    return at::softmax((x * scale).masked_fill(mask.to(at::kBool), masked), -1);
 }
-const Formula<"aclnnScaledMaskedSoftmax", scaled_masked_softmax> softmax_with_mask{
+
+Tensor scaled_masked_softmax_grad(const Tensor& dy, const Tensor& y, const Tensor& mask, double scale) {
+    return (y * (dy - (y * dy).sum(-1, true)) * scale).masked_fill(mask.to(at::kBool), 0);
+}
+
+namespace {
+
+void scaled_masked(const Tensor& x, const IntegerTensor& mask, double scale, bool triangular, const Out& out) {
+    TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
+    out = scaled_masked_softmax(x, mask, scale);
+}
+const Formula<"aclnnScaledMaskedSoftmax", scaled_masked> softmax_with_mask{
     {"x", kFloats, "N C H%32<=4096 W%32<=4096"},
     {"mask", {ACL_BOOL}},
     {"y", kFloats, "N C H W"},
 };
 
-void scaled_masked_softmax_grad(const Tensor& dy, const Tensor& y, const IntegerTensor& mask, double scale,
-                                bool triangular, const Out& dx) {
+void scaled_masked_grad(const Tensor& dy, const Tensor& y, const IntegerTensor& mask, double scale, bool triangular,
+                        const Out& dx) {
     TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
-    const auto grad = y * (dy - (y * dy).sum(-1, true)) * scale;
-    dx = grad.masked_fill(mask.to(at::kBool), 0);
+    dx = scaled_masked_softmax_grad(dy, y, mask, scale);
 }
-const Formula<"aclnnScaledMaskedSoftmaxBackward", scaled_masked_softmax_grad> softmax_with_mask_backward{
+const Formula<"aclnnScaledMaskedSoftmaxBackward", scaled_masked_grad> softmax_with_mask_backward{
     {"gradY", kFloats},
     {"y", kFloats},
     {"mask", {ACL_BOOL}},

@@ -49,6 +49,7 @@ void require_combination(bool has_token_scale, at::ScalarType scale, const Optio
         {Half, {true}, {Float}, {Int, Half, Float}},
         {BFloat16, {false, true}, {Float, BFloat16}, {Int, BFloat16, Float}},
         {Int, {false}, {Float, BFloat16}, {Int}},
+        {Char, {false}, {Long}, {Int}},
     };
     const auto has = [](const auto& choices, auto one) { return std::ranges::find(choices, one) != choices.end(); };
     const auto is_allowed = [&](const QuantizedCombination& row) {
@@ -63,17 +64,18 @@ void require_combination(bool has_token_scale, at::ScalarType scale, const Optio
 // The sums are exact: integers of less than 53 bits.
 void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const OptionalTensor& token_scale,
                   const AnyTensor& scale, const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset,
-                  const OptionalAnyTensor& x2_offset, const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias,
+                  const OptionalTensor& x2_offset, const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias,
                   bool transpose1, bool transpose2, std::int64_t group_size, const Out& out) {
     TORCH_CHECK(x1.scalar_type() != at::kInt && x2.scalar_type() != at::kInt,
                 "the host NPU does not multiply matrices of int4, eight in each int32");
     TORCH_CHECK(x1.scalar_type() == at::kChar && x2.scalar_type() == at::kChar,
                 "the host NPU multiplies int8 matrices only, not ", x1.scalar_type(), " and ", x2.scalar_type());
     TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
-    TORCH_CHECK(out.dtype() != at::kChar, "the host NPU does not quantize a product to int8");
+    const bool has_offset = x2_offset && x2_offset->numel() > 0;
+    TORCH_CHECK(!has_offset || out.dtype() == at::kChar, "x2Offset is that of an int8 result, but out has dtype ",
+                name_of(out.dtype()));
     require_absent(y_scale, "y_scale");
     require_absent(x1_offset, "x1_offset");
-    require_absent(x2_offset, "offset");
     require_absent(y_offset, "y_offset");
     require_combination(token_scale.has_value(), scale.scalar_type(), bias, out.dtype());
     const Tensor left = x1.to(at::kDouble), right = x2.to(at::kDouble);
@@ -81,6 +83,7 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
     // The scales and the bias have a number for each column or row; a scale may also be one for all.
     const auto rows = std::to_string(y.size(-2)), columns = std::to_string(y.size(-1));
     require_shapes({{"x2Scale", scale.sizes(), "1 | " + columns}});
+    if (has_offset) require_shapes({{"x2Offset", x2_offset->sizes(), "1 | " + columns}});
     if (token_scale) require_shapes({{"x1Scale", token_scale->sizes(), "1 | " + rows}});
     if (bias) require_shapes({{"bias", bias->sizes(), columns + " | * 1 " + columns}});
     const auto is_whole = bias && !bias->is_floating_point();
@@ -89,20 +92,25 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
         y = y * scale_of(scale);
         if (token_scale) y = y * token_scale->unsqueeze(-1);
     }
-    out = bias && !is_whole ? y + *bias : y;
+    if (bias && !is_whole) y = y + *bias;
+    // The bits of an int64 scale repeat the offset.
+    if (has_offset) y = y + *x2_offset;
+    out = out.dtype() == at::kChar ? saturated(y, at::kChar) : y;
 }
-const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product{
+const TensorRules kQuantizedProduct{
     {"x1", {ACL_INT8, ACL_INT32}, "* * ..."},
     {"x2", {ACL_INT8, ACL_INT32}, "* * ..."},
     {"x1Scale", kFloat, "*"},
     {"x2Scale", {ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64}, "*"},
     {"yScale"},
     {"x1Offset"},
-    {"x2Offset"},
+    {"x2Offset", {ACL_FLOAT, ACL_FLOAT16}},
     {"yOffset"},
     {"bias", kFloats | Dtypes{ACL_INT32}},
     {"out", kHalves | Dtypes{ACL_INT8, ACL_INT32}},
 };
+const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product{kQuantizedProduct};
+const Formula<"aclnnQuantMatmulWeightNz", quant_matmul> quantized_product_of_tiles{kQuantizedProduct};
 
 // What is left to do to sums of integers.
 void dequant_bias(const IntegerTensor& x, const Tensor& weight_scale, const OptionalTensor& token_scale,

@@ -5,6 +5,7 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/searchsorted.h>
 
 #include <numeric>
@@ -106,6 +107,32 @@ const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode{
     {"scaleOut", kFloat},
     {"offsetOut", kFloat},
 };
+
+// Each row in blocks of 128 columns, which have a scale each.
+void dynamic_block_quant_v2(const Tensor& x, double least, const std::string& rounding, std::int64_t type,
+                            std::int64_t rows, std::int64_t columns, double largest, const Out& y, const Out& scale) {
+    // CANN's documents bound a scale by its inverse, from above.
+    TORCH_CHECK(least == 0, "the host NPU has minScale 0 only, not ", least);
+    TORCH_CHECK(rounding == "rint", "roundMode is ", rounding, " instead of rint");
+    TORCH_CHECK(type == ACL_INT8, "the host NPU quantizes blocks to int8 only, not to aclDataType ", type);
+    TORCH_CHECK(rows == 1 && columns == 128, "the host NPU has blocks of 1 row and 128 columns only, not ", rows,
+                " and ", columns);
+    TORCH_CHECK(largest == 0, "the host NPU has no dst_type_max, but got ", largest);
+    const auto blocks = (x.size(-1) + 127) / 128;
+    const auto parts = at::constant_pad_nd(x, {0, blocks * 128 - x.size(-1)}).unflatten(-1, {blocks, 128});
+    const auto [quantized, of_block] = quantized_rows(parts);
+    y = quantized.flatten(-2).slice(-1, 0, x.size(-1));
+    scale = of_block;
+}
+const TensorRules kBlocks{
+    {"x", kFloats, "M N | B M N"}, {"yOut", {ACL_INT8}, "M N | B M N"}, {"scaleOut", kFloat, "M * | B M *"}};
+const Formula<"aclnnDynamicBlockQuantV2", dynamic_block_quant_v2> blocks_to_int8_v2{kBlocks};
+
+void dynamic_block_quant(const Tensor& x, double least, const std::string& rounding, std::int64_t type,
+                         std::int64_t rows, std::int64_t columns, const Out& y, const Out& scale) {
+    dynamic_block_quant_v2(x, least, rounding, type, rows, columns, 0, y, scale);
+}
+const Formula<"aclnnDynamicBlockQuant", dynamic_block_quant> blocks_to_int8{kBlocks};
 
 // `scale` along a dimension.
 Tensor along(const Tensor& scale, const Tensor& x, std::int64_t axis) {

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <utility>
 
 #include "opapi/chip.h"
 
@@ -142,21 +144,50 @@ const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted{
     {"y", kHalves, "B N S 64"},
 };
 
+// The cosines and sines of tokens: rows of the cache, or with sections, of which each has positions of its own, parts
+// of rows.
+std::vector<Tensor> angles_of(const Tensor& positions, const Tensor& cache, const std::vector<std::int64_t>& sections) {
+    const auto rows = cache.index_select(0, positions.to(at::kLong).flatten());
+    if (positions.dim() == 1) {
+        for (const auto each : sections) TORCH_CHECK(each == 0, "mropeSection needs positions for each section");
+        return rows.chunk(2, -1);
+    }
+    using Sections = std::vector<std::int64_t>;
+    static const std::vector<Sections> allowed{{16, 24, 24}, {24, 20, 20}, {8, 12, 12}, {16, 16, 16, 16}};
+    const auto count = soc() == Soc::Ascend950 ? 2 : 4;
+    TORCH_CHECK(std::find(allowed.begin(), allowed.begin() + count, sections) != allowed.begin() + count,
+                "mropeSection is ", at::IntArrayRef(sections),
+                "; CANN takes [16, 24, 24] and [24, 20, 20], and besides, except on Ascend950, [8, 12, 12] and "
+                "[16, 16, 16, 16]");
+    TORCH_CHECK(std::cmp_equal(sections.size(), positions.size(0)), "positions has shape ", positions.sizes(), " for ",
+                sections.size(), " sections");
+    TORCH_CHECK(std::accumulate(sections.begin(), sections.end(), std::int64_t{0}) * 2 == cache.size(-1),
+                "cosSinCache has rows of ", cache.size(-1), " elements instead of twice the sum of mropeSection, ",
+                at::IntArrayRef(sections));
+    std::vector<Tensor> angles;
+    for (const auto& half : rows.unflatten(0, {positions.size(0), -1}).chunk(2, -1)) {
+        std::vector<Tensor> parts = half.split_with_sizes(sections, -1);
+        for (std::size_t index = 0; index < parts.size(); ++index) {
+            parts[index] = parts[index].select(0, static_cast<std::int64_t>(index));
+        }
+        angles.push_back(at::cat(parts, -1));
+    }
+    return angles;
+}
+
 // A row of `cache` is the cosines of a position and then its sines; the first part of each head is rotated by them.
 void rope_with_cache(const IntegerTensor& positions, const Tensor& query, const Tensor& key, const Tensor& cache,
                      const std::vector<std::int64_t>& sections, std::int64_t head_size, bool halves,
                      std::int64_t cache_mode, const Out& query_out, const Out& key_out) {
     TORCH_CHECK(cache_mode == 0, "the host NPU has the cache mode default only");
-    TORCH_CHECK(positions.dim() == 1, "the host NPU takes positions of one dimension only, not ", positions.dim());
-    for (const auto each : sections) TORCH_CHECK(each == 0, "the host NPU has no mrope_section");
     const auto unit = query_out.dtype() == at::kFloat ? 16 : 32;
     TORCH_CHECK(head_size > 0 && head_size % unit == 0, "head_size is ", head_size, "; CANN takes multiples of ", unit,
                 " for ", query_out.dtype());
     TORCH_CHECK(cache.size(-1) % unit == 0 && cache.size(-1) <= head_size, "cosSinCache has rows of ", cache.size(-1),
                 " elements; CANN takes multiples of ", unit, " up to head_size, ", head_size);
-    const auto angles = cache.index_select(0, positions.to(at::kLong)).unsqueeze(1).chunk(2, -1);
+    const auto angles = angles_of(positions, cache, sections);
     const auto each_of_a_pair = [&](const Tensor& x) {
-        return halves ? at::cat({x, x}, -1) : at::stack({x, x}, -1).flatten(-2);
+        return (halves ? at::cat({x, x}, -1) : at::stack({x, x}, -1).flatten(-2)).unsqueeze(1);
     };
     const auto cos = each_of_a_pair(angles[0]), sin = each_of_a_pair(angles[1]);
     const auto rotated = [&](const Tensor& x) {

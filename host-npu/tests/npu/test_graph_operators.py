@@ -22,6 +22,15 @@ def _rows(x: Tensor) -> Tensor:
     return torch.tensor([2, 0, 2], device=x.device)
 
 
+def masked_softmax(x: Tensor) -> Tensor:
+    """Return npu_scaled_masked_softmax of a matrix, or on the CPU its formula."""
+    x = x[None, None]
+    mask = torch.ones(x.shape, dtype=torch.bool, device=x.device).triu(1)
+    if x.device.type == "npu":
+        return torch_npu.npu_scaled_masked_softmax(x, mask, 0.5, False)
+    return torch.softmax((x * 0.5).masked_fill(mask, -10000), -1)
+
+
 # What a program calls, of a tensor [3, 4] between 0 and 1, by the graph operators that it becomes.
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "Transpose": lambda x: x.t().contiguous(),
@@ -41,6 +50,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "GatherV2, EmbeddingDenseGrad": lambda x: functional.embedding(_rows(x), x),
     "EmbeddingDenseGrad, scaled": lambda x: functional.embedding(_rows(x), x, padding_idx=0, scale_grad_by_freq=True),
+    "ScaledMaskedSoftmax, ScaledMaskedSoftmaxGrad": lambda x: masked_softmax(x.float().repeat(11, 8)[:32]),
     "Identity": lambda x: torch_npu.npu_format_cast(x, 29) if x.device.type == "npu" else x,
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -339,3 +339,37 @@ def test_each_group_has_numbers_of_its_own(name):
             **numbers,
         )
         torch.npu.synchronize()
+
+
+@pytest.mark.parametrize("kind", [None, *_LISTS], ids=["no list", "ends", "sizes", "pairs"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_several_matrices_of_rows_have_one_output(kind, biased):
+    x = [torch.randn(rows, inner).half() for rows, inner in ((3, 4), (1, 8), (5, 2))]
+    weights = [torch.randn(each.size(1), 6).half() for each in x]
+    biases = [torch.randn(6).half() for _ in x]
+    lists = {0: [3, 4, 9], 1: [3, 1, 5], 2: [[0, 3], [1, 1], [2, 5]]}
+    groups = {} if kind is None else {"group_list": torch.tensor(lists[kind]).npu(), "group_list_type": kind}
+    [result] = torch_npu.npu_grouped_matmul(
+        [each.npu() for each in x],
+        [each.npu() for each in weights],
+        bias=[each.npu() for each in biases] if biased else None,
+        group_type=0,
+        split_item=3,
+        **groups,
+    )
+    parts = zip(x, weights, biases, strict=True)
+    _close(result, torch.cat([a.double() @ w.double() + (b.double() if biased else 0) for a, w, b in parts]))
+
+
+def test_a_list_says_the_rows_that_several_matrices_have():
+    x = [_HALF[:3].npu(), _HALF[3:].npu()]
+    with pytest.raises(RuntimeError, match="group_list has 2 rows for the group 0 where x has 3"):
+        torch_npu.npu_grouped_matmul(
+            x,
+            [_zeros(torch.half, 4, 6), _zeros(torch.half, 4, 6)],
+            group_list=torch.tensor([2, 8]).npu(),
+            group_list_type=0,
+            group_type=0,
+            split_item=3,
+        )
+        torch.npu.synchronize()

@@ -63,9 +63,40 @@ def test_weights_of_int8_are_dequantized(precise, group_size):
     _close(result, x.double() @ ((weight.double() + whole[1]) * whole[0]) + bias.double())
 
 
+_GATES = {
+    "geglu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "swiglu": torch.nn.functional.silu,
+    "reglu": torch.relu,
+}
+
+
+@pytest.mark.parametrize("gate", _GATES)
+def test_a_gate_activates_the_second_half(gate):
+    x, w1, w2, b1 = (torch.randn(shape).half() for shape in ((5, 8), (8, 16), (8, 4), (16,)))
+    result = torch_npu.npu_ffn(x.npu(), w1.npu(), w2.npu(), gate, bias1=b1.npu(), inner_precise=1)
+    up, gated = (x.double() @ w1.double() + b1.double()).chunk(2, -1)
+    _close(result, (up * _GATES[gate](gated)) @ w2.double())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "sentence"),
+    [
+        (torch.half, {}, "no experts, dtype float16 and innerPrecise 0"),
+        (torch.bfloat16, {"inner_precise": 1}, "no experts, dtype bfloat16 and innerPrecise 1"),
+        (torch.half, {"inner_precise": 1, "expert_tokens": [5]}, "with experts, dtype float16 and innerPrecise 1"),
+    ],
+    ids=["precise", "bfloat16", "experts"],
+)
+def test_gates_that_cann_does_not_have_are_refused_at_the_call(dtype, options, sentence):
+    experts = (1,) if "expert_tokens" in options else ()
+    tensors = (torch.randn(shape).to(dtype).npu() for shape in ((5, 8), (*experts, 8, 16), (*experts, 8, 4)))
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_ffn(*tensors, "geglu", **options)
+
+
 def test_other_activations_are_refused_at_the_call():
-    with pytest.raises(RuntimeError, match="gelu, fastgelu, relu and silu only, not geglu"):
-        torch_npu.npu_ffn(*(torch.randn(shape).half().npu() for shape in ((5, 8), (8, 16), (8, 4))), "geglu")
+    with pytest.raises(RuntimeError, match="activation"):
+        torch_npu.npu_ffn(*(torch.randn(shape).half().npu() for shape in ((5, 8), (8, 16), (8, 4))), "mish")
 
 
 @pytest.mark.parametrize("smooth", [False, True])

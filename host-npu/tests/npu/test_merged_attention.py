@@ -85,3 +85,35 @@ def test_statistics_have_heads():
     result, statistics = torch.zeros(3, 2, 8).npu(), torch.zeros(2, 0, 3, 8).npu()
     with pytest.raises(RuntimeError, match="is not made of 0 heads"):
         torch_npu.npu_ring_attention_update(*(result, statistics, statistics) * 2, input_layout="SBH")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [1, 3], ids=["one mask", "a mask for each head"])
+def test_a_masked_softmax_of_scaled_scores_has_a_gradient(dtype, heads):
+    x, mask = torch.randn(2, 3, 32, 64).to(dtype), torch.rand(2, heads, 32, 64) < 0.3
+    weight = torch.randn(x.shape).to(dtype)
+    on_npu, exact = x.npu().requires_grad_(), x.double().requires_grad_()
+    result = torch_npu.npu_scaled_masked_softmax(on_npu, mask.npu(), 0.25, False)
+    expected = (exact * 0.25).masked_fill(mask, -10000).softmax(-1)
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+    for actual, wanted in ((result, expected), (on_npu.grad, exact.grad)):
+        bound = 2 * torch.finfo(dtype).eps * wanted.abs().max().item()
+        torch.testing.assert_close(actual.detach().cpu().double(), wanted.detach(), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("shape", "of_mask", "triangular", "sentence"),
+    [
+        ((1, 1, 32, 30), (1, 1, 32, 30), False, r"x has shape \[1, 1, 32, 30\] instead of"),
+        ((2, 3, 32, 32), (2, 2, 32, 32), False, r"mask has shape \[2, 2, 32, 32\] instead of"),
+        ((1, 1, 32, 32), (1, 1, 32, 32), True, "fixed_triu_mask is True"),
+    ],
+    ids=["columns", "mask", "triangle"],
+)
+def test_masked_softmaxes_that_are_not_documented_are_refused(shape, of_mask, triangular, sentence):
+    mask = torch.zeros(of_mask, dtype=torch.bool).npu()
+    with pytest.raises(RuntimeError, match=f"ScaledMaskedSoftmax: {sentence}"):
+        torch_npu.npu_scaled_masked_softmax(torch.ones(shape).npu(), mask, 1.0, triangular)
+        torch.npu.synchronize()
+    assert (torch.ones(2).npu() + 1).tolist() == [2, 2]

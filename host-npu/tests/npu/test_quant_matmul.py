@@ -115,7 +115,36 @@ def test_dtypes_that_do_not_go_together_are_refused_at_the_call(scale, tokens, b
     assert f"these dtypes cannot be combined: {'x1Scale float32, ' * tokens}{sentence}" in message
 
 
-def test_a_product_in_int8_is_refused():
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("offset", [None, 1, _OUTER])
+def test_a_product_may_become_int8_with_an_offset(offset, biased):
     x1, x2 = _matrices()
-    with pytest.raises(RuntimeError, match="does not quantize a product to int8"):
-        torch_npu.npu_quant_matmul(x1.npu(), x2.npu(), torch.ones(_OUTER).npu())
+    scale, bias = torch.rand(_OUTER) / 300, torch.randint(-1000, 1000, (_OUTER,), dtype=torch.int32)
+    shift = None if offset is None else torch.randint(-9, 9, (offset,)).float()
+    result = torch_npu.npu_quant_matmul(
+        x1.npu(),
+        x2.npu(),
+        scale.npu(),
+        offset=None if shift is None else shift.npu(),
+        bias=bias.npu() if biased else None,
+    )
+    exact = (_product(x1, x2) + (bias if biased else 0)) * _cut(scale).double() + (0 if shift is None else shift)
+    assert result.dtype == torch.int8
+    assert (result.cpu().double() - exact.clamp(-128, 127)).abs().max() <= 0.5 + 1e-3
+
+
+def test_only_an_int8_result_has_an_offset():
+    x1, x2 = _matrices()
+    with pytest.raises(RuntimeError, match="x2Offset is that of an int8 result, but out has dtype float16"):
+        _in_bits(x1, x2, torch.float16, torch.zeros(_OUTER).npu())
+    with pytest.raises(RuntimeError, match=r"x2Offset has shape \[3\] instead of \[1\] or \[12\]"):
+        _in_bits(x1, x2, torch.int8, torch.zeros(3).npu())
+
+
+def _in_bits(x1, x2, dtype, offset):
+    out = torch.empty(_TOKENS, _OUTER, dtype=dtype, device="npu")
+    scale = torch.ones(_OUTER, dtype=torch.int64).npu()
+    arguments = (x1.npu(), x2.npu(), None, scale, None, None, offset, None, None, False, False, 0, out)
+    status, message, _ = phase_one("aclnnQuantMatmulV5", *arguments)
+    assert status == 161002
+    raise RuntimeError(message)

@@ -189,3 +189,34 @@ def test_torchs_quantization_is_torch_npus(kind):
     assert per_tensor.cpu().equal(torch.quantize_per_tensor(x, 0.125, 3, kind).int_repr())
     assert per_channel.cpu().equal(torch.quantize_per_channel(x, scales, zeros, 1, kind).int_repr())
     assert host_npu.stats().launches["aclnnQuantize"] == 2
+
+
+@pytest.mark.parametrize("shape", [(3, 128), (3, 200), (2, 3, 300)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_each_block_of_a_row_has_a_scale(shape, dtype):
+    x = torch.randn(shape).to(dtype)
+    x[..., :128] *= 9
+    quantized, scale = torch_npu.npu_dynamic_block_quant(x.npu())
+    blocks = [block.double() for block in x.split(128, -1)]
+    scales = [block.abs().amax(-1, True) / 127 for block in blocks]
+    torch.testing.assert_close(scale.cpu().double(), torch.cat(scales, -1), rtol=1e-6, atol=0)
+    _assert_quantized(quantized, torch.cat([x / each for x, each in zip(blocks, scales, strict=True)], -1))
+
+
+def test_a_block_of_zeros_has_the_scale_0():
+    quantized, scale = torch_npu.npu_dynamic_block_quant(torch.zeros(2, 128).half().npu())
+    assert not quantized.any() and not scale.any()
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"min_scale": 0.1}, "minScale 0 only"),
+        ({"row_block_size": 128}, "blocks of 1 row and 128 columns only, not 128"),
+        ({"round_mode": "round"}, "roundMode is round instead of rint"),
+    ],
+    ids=str,
+)
+def test_other_blocks_are_refused(option, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_dynamic_block_quant(torch.ones(1, 128).half().npu(), **option)

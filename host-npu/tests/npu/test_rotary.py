@@ -131,10 +131,38 @@ def test_mrope_rotates_by_the_row_of_a_position(dtype, mode, size):
         _close(result, expected)
 
 
-def test_mrope_sections_are_refused():
-    x, positions = torch.ones(3, 32).npu(), torch.zeros(3, 3, dtype=torch.int64).npu()
-    with pytest.raises(RuntimeError, match="positions of one dimension only"):
-        torch_npu.npu_mrope(positions, x, x, torch.ones(9, 32).npu(), 32, mrope_section=[8, 4, 4])
+@_IN_EACH_DTYPE
+@pytest.mark.parametrize("mode", ["half", "interleave"])
+@pytest.mark.parametrize("sections", [[16, 24, 24], [24, 20, 20], [8, 12, 12], [16, 16, 16, 16]], ids=str)
+def test_mrope_takes_each_section_at_positions_of_its_own(dtype, mode, sections):
+    size = 2 * sum(sections)
+    positions, cache = torch.randint(0, 9, (len(sections), 3)), torch.randn(9, size).to(dtype)
+    query, key = torch.randn(3, 4 * 128).to(dtype), torch.randn(3, 2 * 128).to(dtype)
+    on_npu = [each.npu() for each in (positions, query, key, cache)]
+    results = torch_npu.npu_mrope(*on_npu, 128, mrope_section=sections, rotary_mode=mode)
+    parts = [
+        torch.cat([part[index] for index, part in enumerate(half.split(sections, -1))], -1)[:, None]
+        for half in cache.double()[positions].chunk(2, -1)
+    ]
+    cos, sin = [torch.cat([x, x], -1) if mode == "half" else x.repeat_interleave(2, -1) for x in parts]
+    for x, result in zip((query, key), results, strict=True):
+        first, rest = x.double().view(3, -1, 128).split([size, 128 - size], -1)
+        _close(result, torch.cat([first * cos + _turned(first, mode) * sin, rest], -1).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("sections", "size", "sentence"),
+    [
+        ([8, 4, 4], 32, r"mropeSection is \[8, 4, 4\]; CANN takes \[16, 24, 24\] and"),
+        ([16, 16, 16, 16], 128, r"positions has shape \[3, 3\] for 4 sections"),
+        ([16, 24, 24], 64, "rows of 64 elements instead of twice the sum"),
+    ],
+    ids=["sections", "positions", "cache"],
+)
+def test_other_mrope_sections_are_refused(sections, size, sentence):
+    x, positions = torch.ones(3, 128).npu(), torch.zeros(3, 3, dtype=torch.int64).npu()
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_mrope(positions, x, x, torch.ones(9, size).npu(), 128, mrope_section=sections)
 
 
 @_IN_EACH_DTYPE

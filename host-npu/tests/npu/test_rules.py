@@ -242,20 +242,62 @@ _FUNCTIONS = [
             (0, _ROW, "x has shape [8] instead of [*, *, ...]"),
         ),
     ),
+    *[
+        Function(
+            name,
+            (
+                *(t(4, 8, dtype=_I8), t(8, 3, dtype=_I8), None, t(3, dtype=_B)),
+                *(None, None, None, None, None, False, False, 0, t(4, 3, dtype=_B)),
+            ),
+            (
+                (3, t(3), "x2Scale has dtype float16 instead of float32, bfloat16, int64 or uint64"),
+                (6, t(3, dtype=_F), "x2Offset is that of an int8 result, but out has dtype bfloat16"),
+                (12, t(4, 3, dtype=_F), "out has dtype float32 instead of float16, bfloat16, int8 or int32"),
+                (0, t(8, dtype=_I8), "x1 has shape [8] instead of [*, *, ...]"),
+                (1, t(8, 3, dtype=_I32), "the host NPU does not multiply matrices of int4, eight in each int32"),
+            ),
+            # One scale may be that of all columns.
+            free=((3, 0),),
+        )
+        for name in ("aclnnQuantMatmulV5", "aclnnQuantMatmulWeightNz")
+    ],
+    *[
+        Function(
+            name,
+            (t(4, 200), 0.0, "rint", 2, 1, 128, *largest, t(4, 200, dtype=_I8), t(4, 2, dtype=_F)),
+            (
+                (0, t(4, 200, dtype=_I32), f"x has dtype int32 {_FLOATS}"),
+                (0, t(200), "x has shape [200] instead of [M, N] or [B, M, N]"),
+                (2, "round", "roundMode is round instead of rint"),
+                (3, 36, "blocks to int8 only, not to aclDataType 36"),
+            ),
+        )
+        for name, largest in (("aclnnDynamicBlockQuant", ()), ("aclnnDynamicBlockQuantV2", (0.0,)))
+    ],
     Function(
-        "aclnnQuantMatmulV5",
+        "aclnnGroupedMatmulSwigluQuantWeightNZ",
         (
-            *(t(4, 8, dtype=_I8), t(8, 3, dtype=_I8), None, t(3, dtype=_B)),
-            *(None, None, None, None, None, False, False, 0, t(4, 3, dtype=_B)),
+            *(t(4, 8, dtype=_I8), t(3, 8, 6, dtype=_I8), None, None, t(3, 6, dtype=_F), t(4, dtype=_F)),
+            *(t(3, dtype=_I64), t(4, 3, dtype=_I8), t(4, dtype=_F), None),
         ),
         (
-            (3, t(3), "x2Scale has dtype float16 instead of float32, bfloat16, int64 or uint64"),
-            (12, t(4, 3, dtype=_F), "out has dtype float32 instead of float16, bfloat16, int8 or int32"),
-            (0, t(8, dtype=_I8), "x1 has shape [8] instead of [*, *, ...]"),
-            (1, t(8, 3, dtype=_I32), "the host NPU does not multiply matrices of int4, eight in each int32"),
+            (1, t(3, 8, 6), "weight has dtype float16 instead of int8"),
+            (4, t(3, 6, dtype=_I64), f"weightScale has dtype int64 {_FLOATS}"),
+            (2, t(3, 6, dtype=_F), "the host NPU computes this without bias only"),
+            (6, t(3, dtype=_I32), "groupList has dtype int32 instead of int64"),
         ),
-        # One scale may be that of all columns.
-        free=((3, 0),),
+    ),
+    Function(
+        "aclnnGroupedMatmulSwigluQuantWeightNzV2",
+        (
+            *(t(4, 8, dtype=_I8), [t(3, 8, 6, dtype=_I8)], [t(3, 6, dtype=_F)], [], None, t(4, dtype=_F), None),
+            *(t(3, dtype=_I64), 0, 0, 0, 1, None, t(4, 3, dtype=_I8), t(4, dtype=_F)),
+        ),
+        (
+            (2, [t(3, 5, dtype=_F)], "weightScale has shape [3, 5] instead of [E, N], where E is 3 and N is 6"),
+            (10, 1, "dequantMode and quantMode 0 only, not 0 and 1"),
+            (11, 2, "groupListType is 2 instead of 0 or 1"),
+        ),
     ),
 ]
 

@@ -207,7 +207,7 @@ _FUNCTIONS = [
     ),
     *[
         Function(
-            f"aclnnGroupedMatmulV{version}",
+            f"aclnnGroupedMatmul{version}",
             (
                 [_X],
                 [t(2, 8, 3)],
@@ -230,7 +230,7 @@ _FUNCTIONS = [
                 (0, [_X] * 129, "x, weight and out are lists of 129, 1 and 1 tensors; CANN takes at most 128"),
             ),
         )
-        for version, more in ((4, ()), (5, (None,)))
+        for version, more in (("V4", ()), ("V5", (None,)), ("WeightNz", (None, 0)))
     ],
     Function(
         "aclnnScatterPaKvCache",
