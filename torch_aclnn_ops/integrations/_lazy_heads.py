@@ -1,4 +1,4 @@
-"""Linear layers that return lazy logits in training."""
+"""Linear layers that return lazy logits in training, and in evaluation if only the loss is asked for."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _versions: WeakKeyDictionary[nn.Linear, int] = WeakKeyDictionary()
 
 
 def patch(linear: nn.Linear, options: dict[str, Any], record: Materializations) -> None:
-    """Replace a layer's forward, so that it returns lazy logits in training."""
+    """Replace a layer's forward, so that it returns lazy logits in training, or where the record asks for them."""
     # A partial is copied and pickled with its module.
     setattr(linear, "forward", partial(_forward, linear, options=options, record=record))  # noqa: B010  (mypy rejects the assignment)
 
@@ -54,22 +54,30 @@ def _forward(
     """Replacement for a linear layer's forward, which calls ``function`` instead if it is given."""
     if function is not None:
         return function(linear, input)
-    if is_disabled() or not (is_plain(input) and linear.training and torch.is_grad_enabled()):
+    is_recorded = torch.is_grad_enabled()
+    is_lazy = (linear.training and is_recorded) or record.is_without_logits
+    if is_disabled() or not (is_plain(input) and is_lazy):
         return nn.Linear.forward(linear, input)
-    weight, bias = linear.weight, linear.bias
+    weight: Tensor = linear.weight
+    bias: Tensor | None = linear.bias
     if not is_plain(weight):
         return nn.functional.linear(input, weight, bias)
+    if not is_recorded:
+        # What is computed later has no graph either.
+        input, weight, bias = input.detach(), weight.detach(), None if bias is None else bias.detach()
     autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
     is_compiling = torch.compiler.is_compiling()
-    read = None if is_compiling else versions(input, weight, bias)
-    places = () if is_compiling else addresses(weight, bias)
+    # Logits without a graph do not outlive the forward pass, and inference tensors have no version.
+    is_checked = is_recorded and not is_compiling
+    read = versions(input, weight, bias) if is_checked else None
+    places = addresses(weight, bias) if is_checked else ()
     in_static_graph = not is_compiling and in_ddp_with_static_graph()
     layer = Layer(input, linear, weight, bias, read, autocast, places, in_static_graph)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     if not is_compiling:
         record.count_head()
         # No optimizer has a weight that is computed.
-        if not (is_parametrized(linear) or in_functorch_transform()):
+        if is_checked and not (is_parametrized(linear) or in_functorch_transform()):
             _watch(linear)
     return LazyLogits(LogitSum((layer,), (), None, dtype, options), "output", (layer,), {}, record)
 

@@ -90,8 +90,9 @@ class LazyLogits:
 
     def _derive(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a method that ``RULES`` has."""
-        is_materialized = any(isinstance(one, LazyLogits) and one.is_materialized for one in (self, *args))
-        if torch.is_grad_enabled() and not is_materialized:
+        lazy = [one for one in (self, *args) if isinstance(one, LazyLogits)]
+        has_graph = torch.is_grad_enabled() or not any(one.requires_grad for one in lazy)
+        if has_graph and not any(one.is_materialized for one in lazy):
             sums = tuple(one._logits if isinstance(one, LazyLogits) else one for one in args)
             logits = _lazy_operations.defer(name, self._logits, sums, kwargs)
             if logits is self._logits:

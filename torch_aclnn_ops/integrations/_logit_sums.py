@@ -138,7 +138,8 @@ class LogitSum:
             and other.dtype in (rows.dtype, rows.layers[0].weight.dtype)
             and other.device == self.device
         ):
-            version = None if torch.compiler.is_compiling() else version_of(other)
+            has_no_version = torch.compiler.is_compiling() or other.is_inference()
+            version = None if has_no_version else version_of(other)
             layers, vectors = rows.layers, (*rows.vectors, Vector(other, 1.0, version))
         else:
             return None

@@ -19,6 +19,9 @@ class Materializations:
         operation: the first operation that materialized logits before a loss, if any.
         is_told: whether the user was warned that the patch saves no memory.
         is_seen: whether the hooks of the model run in this forward pass.
+        eval_logits: whether evaluation returns logits beside a loss.
+        is_without_logits: whether this forward pass is an evaluation that does not.
+        is_eval_told: whether the user was told so.
     """
 
     heads: int = 0
@@ -26,6 +29,9 @@ class Materializations:
     operation: str | None = None
     is_told: bool = False
     is_seen: bool = False
+    eval_logits: bool = True
+    is_without_logits: bool = False
+    is_eval_told: bool = False
 
     def begin(self) -> None:
         """Reset the counts for a new forward pass."""

@@ -1,10 +1,12 @@
 """Hugging Face models with the loss of this package, and the ``Trainer`` with EMA weights."""
 
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
+from torch_aclnn_ops._checks import check_bool
 from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.integrations import _lazy_heads
@@ -44,7 +46,13 @@ class _Patch(NamedTuple):
     record: Materializations
 
 
-def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", max_memory: int | None = None) -> _Model:
+def patch_model(
+    model: _Model,
+    *,
+    chunk_size: int | Literal["auto"] = "auto",
+    max_memory: int | None = None,
+    eval_logits: bool = True,
+) -> _Model:
     """Make a language model compute its training loss without materializing the logits of all tokens.
 
     In training, ``model(input_ids, labels=labels).loss`` and its gradients are the same as without the patch. If the
@@ -52,7 +60,7 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     :func:`torch_aclnn_ops.functional.linear_cross_entropy`. The ``logits`` of the output are lazy: functions and
     methods of torch materialize them, and ``logits.materialize()`` is the tensor, which they are not themselves. As the
     loss is computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. Without labels, in
-    ``eval()``, under ``no_grad`` and in ``generate``, the logits are ordinary tensors.
+    ``eval()``, under ``no_grad`` and in ``generate``, the logits are ordinary tensors, unless ``eval_logits`` is False.
 
     The patch does not depend on the architecture: the linear layers of the head, ``get_output_embeddings()``, return
     lazy logits; if the head is an embedding, linear layers of the same shape do. Logits stay lazy under factors, a
@@ -69,6 +77,9 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
         chunk_size: Number of rows whose logits are materialized at a time; ``"auto"`` lets the kernels choose.
         max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size, instead of
             ``chunk_size``.
+        eval_logits: Return logits beside the loss in ``eval()`` and under ``no_grad``. With False, a call with
+            ``labels`` computes the loss as in training and its ``logits`` are None; a ``Trainer`` with
+            ``compute_metrics`` needs True.
 
     Returns:
         ``model``.
@@ -76,7 +87,7 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     Raises:
         RuntimeError: Another library has replaced the head's ``forward``.
         TypeError: ``model`` is not such a model, for instance a wrapper of one; or its head has no linear layer; or
-            ``chunk_size`` or ``max_memory`` has the wrong type.
+            ``chunk_size``, ``max_memory`` or ``eval_logits`` has the wrong type.
         ValueError: ``chunk_size`` or ``max_memory`` is less than 1, or both are given.
 
     Example:
@@ -94,6 +105,7 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     """
     inner = _pretrained_model(model, "patch_model")
     check_memory("patch_model", chunk_size, max_memory)
+    check_bool("patch_model", "eval_logits", eval_logits)
     linears = _linears(inner)
     if not linears:
         head = inner.get_output_embeddings()
@@ -114,7 +126,8 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
         after = inner.register_forward_hook(_end, prepend=True, with_kwargs=True)
         patch = _Patch((before, after), Materializations())
         setattr(inner, PATCH, patch)
-    patch.record.is_told = False
+    patch.record.is_told = patch.record.is_eval_told = False
+    patch.record.eval_logits = eval_logits
     for linear in linears:
         _lazy_heads.patch(linear, {"chunk_size": chunk_size, "max_memory": max_memory}, patch.record)
     names = {module: name for name, module in inner.named_modules()}
@@ -191,10 +204,13 @@ def _plain_linears(module: Any) -> Iterator[nn.Linear]:
 
 
 def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Be the hook that notices heads which came after the patch."""
+    """Be the hook that notices heads which came after the patch, and evaluations that return no logits."""
+    record: Materializations = vars(model)[PATCH].record
+    if not record.eval_logits:
+        is_evaluation = not (model.training and torch.is_grad_enabled())
+        record.is_without_logits = is_evaluation and _has_labels(model, args, kwargs)
     if torch.compiler.is_compiling():
         return
-    record: Materializations = vars(model)[PATCH].record
     record.begin()
     record.is_seen = True
     if not record.is_told and model.training:
@@ -212,15 +228,33 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
     """Be the hook that materializes logits without a loss, and warns of a loss that was computed from them."""
     # Labels may be given by position.
     has_loss = kwargs.get("labels") is not None or (isinstance(output, dict) and output.get("loss") is not None)
-    if torch.compiler.is_compiling():
-        return output if has_loss else _real(output)
     record: Materializations = vars(model)[PATCH].record
+    is_without_logits, record.is_without_logits = record.is_without_logits, False
+    if torch.compiler.is_compiling():
+        return _without_logits(output) if is_without_logits else output if has_loss else _real(output)
     if not record.losses:
-        if has_loss and model.training and torch.is_grad_enabled() and not record.is_told and not is_disabled():
+        is_saving = is_without_logits or (model.training and torch.is_grad_enabled())
+        if has_loss and is_saving and not record.is_told and not is_disabled():
             _tell(model, record, bool(kwargs.get("fused_lm_head")))
         output = _real(output)
+    elif is_without_logits:
+        if not record.is_eval_told:
+            record.is_eval_told = True
+            warnings.warn(
+                "patch_model: with eval_logits=False this evaluation returns no logits; a Trainer that has"
+                " compute_metrics needs eval_logits=True",
+                stacklevel=2,
+            )
+        output = _without_logits(output)
     record.is_seen = False
     return output
+
+
+def _has_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if kwargs.get("labels") is not None or torch.compiler.is_compiling():
+        return kwargs.get("labels") is not None
+    names = list(inspect.signature(model.forward).parameters)[: len(args)]
+    return "labels" in names and args[names.index("labels")] is not None
 
 
 def _tell(model: nn.Module, record: Materializations, is_fused_by_trl: bool) -> None:
@@ -258,6 +292,15 @@ def _warn(model: nn.Module, reason: str) -> None:
         f" memory: {reason}",
         stacklevel=2,
     )
+
+
+def _without_logits(output: Any) -> Any:
+    """Return a model's output as if it had been made without lazy logits."""
+    if isinstance(output, tuple):
+        return tuple(None if isinstance(one, LazyLogits) else one for one in output)
+    if isinstance(output, dict):
+        return type(output)(**{name: one for name, one in output.items() if not isinstance(one, LazyLogits)})
+    return output
 
 
 def _real(output: Any) -> Any:

@@ -1,0 +1,180 @@
+"""Evaluation of patched models with ``eval_logits=False``: the loss of the model as it was, without logits."""
+
+import copy
+import warnings
+from contextlib import nullcontext
+
+from torch_aclnn_ops import disabled
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+from torch_aclnn_ops.integrations.transformers import patch_model
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from tests._language_models import CHUNK, FAMILIES, LOGITS, Largest, Step, batch, make
+from tests.test_transformers_wrapped import ADAPTERS, _adapted
+
+pytestmark = pytest.mark.filterwarnings("ignore:patch_model. with eval_logits=False:UserWarning")
+TOLD = "with eval_logits=False this evaluation returns no logits; a Trainer that has compute_metrics needs eval_logits="
+
+
+def _patch(model):
+    return patch_model(model, chunk_size=CHUNK, eval_logits=False)
+
+
+def _call(model, mode=torch.no_grad, **call):
+    """Return a model's output, and the number of elements of the largest tensor."""
+    largest = Largest()
+    with mode(), largest:
+        output = model(**(call or batch()))
+    return output, largest.elements
+
+
+def _assert_is_loss_of(found, expected):
+    """Compare an output and the number of elements with those of the model as it was."""
+    (output, largest), (wanted, largest_as_it_was) = found, expected
+    torch.testing.assert_close(output.loss, wanted.loss, rtol=2e-5, atol=0)
+    assert output.logits is None and type(output) is type(wanted)
+    assert list(output) == [name for name in wanted if name != "logits"]
+    assert largest < LOGITS <= largest_as_it_was
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_that_of_the_model_as_it_was(family):
+    model = make(family).eval()
+    expected = _call(model)
+    _assert_is_loss_of(_call(_patch(model)), expected)
+
+
+@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
+def test_adapters_of_the_head_are_in_the_loss(options):
+    model = _adapted(options).eval()
+    expected = _call(model)
+    _assert_is_loss_of(_call(_patch(model)), expected)
+
+
+MODES = {
+    "eval": (False, nullcontext, 2e-5),
+    "eval, no_grad": (False, torch.no_grad, 2e-5),
+    "eval, inference_mode": (False, torch.inference_mode, 2e-5),
+    "train, no_grad": (True, torch.no_grad, 2e-5),
+    "train, inference_mode": (True, torch.inference_mode, 2e-5),
+    "eval, autocast": (False, lambda: torch.autocast("cpu", torch.bfloat16), 3e-2),
+}
+
+
+@pytest.mark.parametrize(("is_training", "mode", "tolerance"), MODES.values(), ids=MODES)
+@pytest.mark.parametrize("family", ["gemma2", "phi"])
+def test_every_mode_of_evaluation_returns_no_logits(family, is_training, mode, tolerance):
+    model = make(family).train(is_training)
+    expected, found = (_call(one, mode) for one in (copy.deepcopy(model), _patch(model)))
+    torch.testing.assert_close(found[0].loss, expected[0].loss, rtol=tolerance, atol=0)
+    assert found[0].logits is None and found[1] < LOGITS
+    assert found[0].loss.requires_grad == expected[0].loss.requires_grad
+
+
+def test_gradients_of_a_model_in_evaluation_mode_are_those_of_the_model_as_it_was():
+    model = make().eval()
+    expected = Step(model)
+    step = Step(_patch(model))
+    torch.testing.assert_close(step.gradients, expected.gradients, rtol=1e-4, atol=1e-6)
+    assert step.output.logits is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_models_have_the_loss_that_they_have_in_training(dtype):
+    model = _patch(make("gemma2").to(dtype))
+    expected = model(**batch()).loss.detach()
+    output, largest = _call(model.eval())
+    torch.testing.assert_close(output.loss, expected)
+    assert output.loss.dtype == torch.float32 and largest < LOGITS
+
+
+def test_a_call_without_labels_returns_logits():
+    model = make().eval()
+    tokens = batch()["input_ids"]
+    with torch.no_grad():
+        expected, generated = model(tokens).logits, model.generate(tokens[:, :8], max_new_tokens=4, do_sample=False)
+        _call(_patch(model))
+        assert torch.equal(model(tokens).logits, expected)
+        assert torch.equal(model.generate(tokens[:, :8], max_new_tokens=4, do_sample=False), generated)
+
+
+def test_training_returns_lazy_logits_as_ever():
+    model = _patch(make())
+    _call(model.eval())
+    assert isinstance(model.train()(**batch()).logits, LazyLogits)
+
+
+def test_a_tuple_has_none_in_the_place_of_the_logits():
+    model = _patch(make().eval())
+    with torch.no_grad():
+        loss, logits, *_ = model(**batch(), return_dict=False)
+    assert logits is None and loss == _call(model)[0].loss
+
+
+def test_labels_may_be_given_by_position():
+    model = _patch(make().eval())
+    with torch.no_grad():
+        output = model(batch()["input_ids"], None, None, None, None, batch()["labels"])
+    assert output.logits is None and output.loss == _call(model)[0].loss
+
+
+def test_compiled_evaluation_is_one_graph_and_returns_no_logits():
+    model = make().eval()
+    expected = _call(model)
+    compiled = torch.compile(_patch(model), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        output = compiled(**batch())
+        logits = compiled(input_ids=batch()["input_ids"]).logits
+    torch.testing.assert_close(output.loss, expected[0].loss, rtol=2e-5, atol=0)
+    torch.testing.assert_close(logits, expected[0].logits)
+    assert output.logits is None
+
+
+def test_a_copy_evaluates_without_logits_and_a_model_that_is_patched_again_with_them():
+    model = _patch(make().eval())
+    assert _call(copy.deepcopy(model))[0].logits is None
+    assert _call(patch_model(model))[0].logits.shape == (2, 64, 512)
+
+
+def test_a_disabled_package_returns_logits():
+    model = _patch(make().eval())
+    with disabled():
+        assert isinstance(_call(model)[0].logits, torch.Tensor)
+
+
+def test_a_loss_that_needs_logits_is_warned_of_and_returns_them():
+    model = make().eval()
+    model.loss_function = lambda logits, labels, vocab_size, **_: logits.softmax(-1).sum()
+    with pytest.warns(UserWarning, match="saves no memory: softmax needs them"):
+        output, _ = _call(_patch(model))
+    assert isinstance(output.logits, torch.Tensor)
+
+
+def test_an_option_that_is_no_bool_raises():
+    with pytest.raises(TypeError, match="^patch_model: eval_logits must be a bool, but it is None$"):
+        patch_model(make(), eval_logits=None)
+
+
+def _trainer(folder, model, **options):
+    rows = [{name: one[row] for name, one in batch(seed).items()} for seed in range(3) for row in range(2)]
+    arguments = {"per_device_eval_batch_size": 2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    return Trainer(model, TrainingArguments(str(folder), **arguments), eval_dataset=rows, **options)
+
+
+def test_a_trainer_evaluates_without_logits(tmp_path):
+    expected = _trainer(tmp_path, make()).evaluate()["eval_loss"]
+    trainer, largest = _trainer(tmp_path, _patch(make())), Largest()
+    with largest:
+        found = trainer.evaluate()["eval_loss"]
+    assert found == pytest.approx(expected, rel=2e-5) and largest.elements < LOGITS
+
+
+def test_a_trainer_with_metrics_is_told_of_the_option_once(tmp_path):
+    trainer = _trainer(tmp_path, _patch(make()), compute_metrics=lambda given: {"size": len(given.predictions)})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert trainer.evaluate()["eval_size"] == 0
+    assert [TOLD in str(one.message) for one in caught].count(True) == 1
