@@ -4,7 +4,7 @@ from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets, have_classes
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments, to_loss_dtype
 from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
@@ -70,8 +70,7 @@ def _loss(given: TorchArguments, options: LogitOptions, zero_if_all_ignored: boo
     ignore_index = -100 if given.ignore_index is None else given.ignore_index
     if not values_are_readable(target) or in_dispatch_mode():
         return _loss_on_device(given, options, ignore_index, zero_if_all_ignored)
-    lowest, highest = (int(bound) for bound in target.aminmax())
-    if 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest:
+    if have_classes(target, classes, ignore_index):
         return _cross_entropy(given, options)
     ignored = target == ignore_index
     check_targets(target, ~ignored & ((target < 0) | (target >= classes)), classes, ignore_index)

@@ -41,7 +41,7 @@ from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import why_not_classes
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
 import torch
 from torch import Tensor
@@ -183,8 +183,7 @@ def loss_with_gradients(call: LossCall) -> _Result:
     coefficients, nan_if_empty = rows.coefficients, None
     if options.reduction == "mean":
         divisor, count, nan_if_empty = divisors(rows, options)
-        pairs = zip(coefficients, (divisor, divisor, divisor, count, divisor), strict=True)
-        coefficients = Coefficients._make(None if factor is None else factor / by for factor, by in pairs)
+        coefficients = coefficients.divided(divisor, count)
     loss, tokens = autograd.loss(inputs, coefficients)
     return with_outputs(loss if nan_if_empty is None else loss + nan_if_empty, tokens, rows, options, call.shape)
 

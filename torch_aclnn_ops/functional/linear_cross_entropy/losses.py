@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch_aclnn_ops._autograd.derivatives import is_jit_tracing
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
 from torch_aclnn_ops.ops._head.tiling import LogitOptions, Sizes, tile_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
@@ -76,6 +77,7 @@ class Rows:
     weight: Tensor  # weight of each row in a mean of the cross entropies
     count: Tensor  # weight of each row in a mean of the z-losses
     outside: Tensor | None  # mask of rows whose class index is out of range, if values can be read
+    are_kept: bool = False  # whether it is known that all rows have a class
 
 
 def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
@@ -84,9 +86,14 @@ def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: 
     smoothing = options.label_smoothing
     ones = inputs.input.new_ones(target.shape[0], dtype=accumulation_dtype(inputs.input.dtype))
     share = outside = None
+    are_kept = False
     if target.is_floating_point():
         count = weight = ones if token_weight is None else token_weight
         share = distribution_sums(target, class_weight, count.dtype)
+    elif have_classes(target, classes, options.ignore_index):
+        are_kept = True
+        count = ones if token_weight is None else token_weight
+        weight = count if class_weight is None else count * class_weight[target]
     else:
         ignored = target == options.ignore_index
         in_range = target.clamp(0, classes - 1)
@@ -114,7 +121,15 @@ def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: 
     square = count * options.lse_square_scale if options.lse_square_scale != 0 else None
     uses_class_weight = weighted is not None or share is not None
     coefficients = Coefficients(log_sum_exp, predicted, weighted, square)
-    return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside)
+    return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside, are_kept)
+
+
+def have_classes(target: Tensor, classes: int, ignore_index: int) -> bool:
+    """Return whether it is known that no row is ignored, or has a class index out of range."""
+    if target.shape[0] == 0 or not values_are_readable(target) or in_dispatch_mode():
+        return False
+    lowest, highest = (int(bound) for bound in target.aminmax())
+    return 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest
 
 
 def check_targets(target: Tensor, outside: Tensor | None, classes: int, ignore_index: int) -> None:
@@ -149,12 +164,15 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
     return torch.cat([sums(rows) for rows in target.split(tiling.rows_per_chunk)])
 
 
-def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
+def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the divisors of cross entropies and z-losses for a mean, and a term that is nan if all rows are ignored.
 
     If all rows are ignored the divisors are 1, so that the gradients are 0, as in PyTorch.
     """
     target, count = rows.target, rows.count
+    if rows.are_kept:
+        number = rows.weight.sum()
+        return number, number if count is rows.weight else count.sum(), None
     is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
     is_empty = is_ignored.all()
     nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if options.zero_if_all_ignored else math.nan)
@@ -175,8 +193,9 @@ def assemble(
         loss, z_loss = cross_entropy.sum(), None if z_loss is None else z_loss.sum()
         if options.reduction == "mean":
             divisor, count, nan_if_empty = divisors(rows, options)
-            loss = loss / divisor + nan_if_empty
-            z_loss = None if z_loss is None else z_loss / count + nan_if_empty
+            loss, z_loss = loss / divisor, None if z_loss is None else z_loss / count
+            if nan_if_empty is not None:
+                loss, z_loss = loss + nan_if_empty, None if z_loss is None else z_loss + nan_if_empty
         loss = loss if z_loss is None else loss + z_loss
     if not options.outputs:
         return loss

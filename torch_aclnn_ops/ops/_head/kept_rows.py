@@ -56,6 +56,8 @@ class KeptRows:
         """Return the values of a range of the remaining rows, with zeros for ignored rows."""
         if values is None:
             return None
+        if self.are_all and rows.start in (0, None) and rows.stop in (self._rows, None):
+            return values
         if self._ignored is not None:
             return values[rows].masked_fill(_as_column(self._ignored[rows], values), 0)
         return values[rows] if self._kept is None else values[self._kept[rows]]
