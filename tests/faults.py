@@ -1,4 +1,4 @@
-"""Let every call of every simulated function fail, one at a time: ``python -m tests.faults --help``.
+"""Let every call of every simulated function fail, one at a time: ``python -m host_npu -m tests.faults MODE``.
 
 Which functions a case calls, and how often, the host NPU says. For each of these calls the case is done once, with that
 call failing. Afterwards one exception was raised, or none and the result is right; nothing is alive that was not
@@ -17,7 +17,6 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +47,7 @@ OURS = "|".join(getattr(ops, name).cann for name in ops.__all__)
 NOT_REACHED = "not reached"
 ENDS = "the queue ends, which the next operator says"
 NOT_DESTROYED = "no exception, handle not destroyed"
-SUCCESS = ("one exception", "no exception", NOT_DESTROYED)
+EXPECTED = ("one exception", "no exception", NOT_DESTROYED, NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ class Known:
     """Failures that torch_npu itself cannot handle.
 
     Attributes:
-        name: what it is called in the figures.
         modes: pattern of the modes in which it happens.
         functions: pattern of the functions whose failure it follows.
         seen: pattern of what is seen.
@@ -90,7 +87,6 @@ class Known:
         cases: pattern of the cases in which it happens.
     """
 
-    name: str
     modes: str
     functions: str
     seen: str
@@ -107,7 +103,6 @@ class Known:
 
 KNOWN = (
     Known(
-        "ends the queue",
         r"TASK_QUEUE_ENABLE=[12]",
         r".*",
         f"one exception, {ENDS}",
@@ -117,7 +112,6 @@ KNOWN = (
         " on, while torch_npu's own return silently; on the host NPU every operator and every read raises.",
     ),
     Known(
-        "raised by the next call",
         r"TASK_QUEUE_ENABLE=[12]",
         r".*",
         r"(?s)no exception, then another: The Inner error is reported as above\..*",
@@ -127,7 +121,6 @@ KNOWN = (
         " in 56,000 failures.",
     ),
     Known(
-        "torch_npu hangs",
         r"TASK_QUEUE_ENABLE=[12]",
         r".*",
         r"the process hangs, in a wait for an eventfd",
@@ -137,7 +130,6 @@ KNOWN = (
         " failures of the queue.",
     ),
     Known(
-        "torch_npu leaks aclTensors",
         r".*",
         r".*",
         r"one exception, and left: \d+ aclTensor",
@@ -145,7 +137,6 @@ KNOWN = (
         "An exception in one of torch_npu's own operators leaks the aclTensors that it has created.",
     ),
     Known(
-        "torch_npu ignores the weight",
         r".*",
         r"aclCreateTensor",
         "no exception, then the result is wrong without an exception",
@@ -155,7 +146,6 @@ KNOWN = (
         r"binary_cross_entropy, weighted.*|BCELoss",  # a module with a weight
     ),
     Known(
-        "raises after the operator",
         r"ASCEND_LAUNCH_BLOCKING=1",
         r"aclmdlRICaptureGetInfo|aclrtSynchronizeStreamWithTimeout",
         r"one exception, then parameter \d+ is partially updated",
@@ -165,7 +155,6 @@ KNOWN = (
         " it had not: a step count, or moments, may be one step ahead of their parameter.",
     ),
     Known(
-        "the watchdog ends the process",
         r".*",
         r"HcclGetCommAsyncError|aclrtQueryEventStatus",
         r"(?s)the process ends by SIGABRT: .*HCCL watchdog thread terminated with exception.*",
@@ -174,7 +163,6 @@ KNOWN = (
         " ends the process, as on a device.",
     ),
     Known(
-        "the process group's threads and events",
         r".*",
         r"aclrtSetDevice|aclrtDestroyEvent|aclrtRecordEvent|aclrtStreamWaitEvent",
         rf"no exception, then another: FORCE STOP\.|no exception, {ENDS}|(one|no) exception, and left: \d+ aclrtEvent",
@@ -183,7 +171,6 @@ KNOWN = (
         " reported late or not at all.",
     ),
     Known(
-        "process group not destroyed",
         r".*",
         r"aclrtSynchronizeStreamWithTimeout",
         r"one exception, then another: trying to initialize the default process group twice!",
@@ -191,39 +178,6 @@ KNOWN = (
         "torch_npu waits for its streams before a process group is destroyed. If that raises, torch keeps the group.",
     ),
 )
-
-
-class Report:
-    """What came of all failures.
-
-    Args:
-        mode: how operators were launched.
-    """
-
-    def __init__(self, mode: str) -> None:
-        self.unexplained: list[str] = []
-        self.not_simulated: list[str] = []
-        self._mode = mode
-        self._counts: dict[str, Counter[str]] = {}
-
-    def add(self, outcome: Outcome) -> None:
-        """Count an outcome."""
-        names = [known.name for known in KNOWN if known.explains(self._mode, outcome)]
-        if outcome.seen in (*SUCCESS, NOT_REACHED):
-            names = [outcome.seen]
-        if not names:
-            names = ["unexplained"]
-            self.unexplained.append(str(outcome))
-        self._counts.setdefault(outcome.kind, Counter()).update(["failures", names[0]])
-
-    def __str__(self) -> str:
-        known = [known.name for known in KNOWN]
-        totals = sum(self._counts.values(), Counter())
-        names = [name for name in ("failures", *SUCCESS, NOT_REACHED, *known, "unexplained") if totals[name]]
-        rows = [[kind, *(str(counts[name]) for name in names)] for kind, counts in self._counts.items()]
-        rows = [["", *names], ["---"] * (len(names) + 1), *rows, ["all", *(str(totals[name]) for name in names)]]
-        lines = [*("| " + " | ".join(row) + " |" for row in rows), "", f"{len(self.unexplained)} unexplained"]
-        return "\n".join([*lines, *self.unexplained, *(f"Not simulated: {name}" for name in self.not_simulated)])
 
 
 def _in_child(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
@@ -384,8 +338,8 @@ def _attempt_all(case: Case, faults: list[Fault], tell: Callable[[Any], None]) -
             return
 
 
-def run(mode: str, chosen: list[Case], every: int = 1) -> Report:
-    """Let functions fail in cases.
+def run(mode: str, chosen: list[Case], every: int) -> tuple[int, list[str]]:
+    """Let functions fail in cases; return how many did, and what came of it that nothing explains.
 
     Args:
         mode: how this process's operators are launched, one of ``MODES``.
@@ -397,47 +351,41 @@ def run(mode: str, chosen: list[Case], every: int = 1) -> Report:
     torch.set_num_threads(1)  # tiny tensors wait for threads longer than they work
     gc.collect()
     gc.freeze()  # what was imported is not looked at again in every trial
-    report = Report(mode)
-    profiles = set()
-    taken = 0
+    unexplained, profiles, taken, failures = [], set(), 0, 0
     for case in chosen:
-        answers = list(_in_child(lambda tell, case=case: tell(_count_calls(case))))
-        if not isinstance(answers[0], dict):
-            if "does not simulate" in answers[0]:
-                report.not_simulated.append(case.name)
-            else:
-                report.unexplained.append(f"{case.kind}, {case.name}, no fault: {answers[0]}")
+        [calls, *_] = _in_child(lambda tell, case=case: tell(_count_calls(case)))
+        if not isinstance(calls, dict):
+            if "does not simulate" not in calls:
+                unexplained.append(f"{case.kind}, {case.name}, no fault: {calls}")
             continue
-        profile = (case.kind, case.group or case.name, json.dumps(answers[0], sort_keys=True))
+        profile = (case.kind, case.group or case.name, json.dumps(calls, sort_keys=True))
         if profile in profiles:
             continue
         profiles.add(profile)
-        faults = [(function, nth + 1) for function, number in answers[0].items() for nth in range(number)]
+        faults = [(function, nth + 1) for function, number in calls.items() for nth in range(number)]
         todo = [fault for i, fault in enumerate(faults, taken) if i % every == 0]
         taken += len(faults)
+        failures += len(todo)
         while todo:
             for answer in _in_child(lambda tell, case=case, todo=tuple(todo): _attempt_all(case, todo, tell)):
                 seen, raised = answer if isinstance(answer, list) else (answer, "")
-                report.add(Outcome(case.kind, case.name, *todo.pop(0), seen, raised))
-    return report
+                outcome = Outcome(case.kind, case.name, *todo.pop(0), seen, raised)
+                if seen not in EXPECTED and not any(known.explains(mode, outcome) for known in KNOWN):
+                    unexplained.append(str(outcome))
+    return failures, unexplained
 
 
 def main() -> None:
-    """Run all cases in every mode, and print the counts."""
+    """Run the cases in a mode, which the environment of the process has set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mode", choices=MODES, help="only this one, in this process, which needs a host NPU")
+    parser.add_argument("mode", choices=MODES)
     parser.add_argument("--every", type=int, default=1, help="of the calls that can fail, take every n-th")
     parser.add_argument("--only", default="", help="pattern of the cases to run")
     arguments = parser.parse_args()
-    if arguments.mode is None:
-        command = [sys.executable, "-m", "host_npu", "-m", "tests.faults", *sys.argv[1:], "--mode"]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # of threads that wait for processes
-            ended = pool.map(lambda mode: subprocess.run([*command, mode], env={**os.environ, **MODES[mode]}), MODES)
-            sys.exit(max(each.returncode for each in ended))
     chosen = [case for case in cases() if re.search(arguments.only, f"{case.kind}: {case.name}")]
-    report = run(arguments.mode, chosen, arguments.every)
-    print(f"{arguments.mode}\n{report}", flush=True)
-    sys.exit(bool(report.unexplained))
+    failures, unexplained = run(arguments.mode, chosen, arguments.every)
+    print("\n".join([*unexplained, f"{failures} failures, {len(unexplained)} unexplained"]), flush=True)
+    sys.exit(bool(unexplained) or not failures)
 
 
 if __name__ == "__main__":
