@@ -15,6 +15,7 @@ from tests.npu._linear_cross_entropy import CHUNKED, linear_case
 from tests.npu._operators import counted_launches
 
 GRADIENTS = "aclnnFusedLinearCrossEntropyLossGrad"
+CANNS_LOSS = "aclnnFusedCrossEntropyLossWithMaxSum"
 CASES = [
     pytest.param(case, id=f"{table.__module__.removeprefix('tests.test_')}-{table.__name__}-{case.name}")
     for table in tables_of(DropInContract)
@@ -63,82 +64,48 @@ def test_compiled_code_launches_what_eager_code_launches(case):
         torch.testing.assert_close(result, truth, equal_nan=True)
 
 
+FUSED = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "z-loss": {"lse_square_scale": 0.01},
+    "z-loss, none": {"lse_square_scale": 0.01, "reduction": "none"},
+    "log-probabilities": {"outputs": ("log_probabilities",)},
+    "weights of rows": {"token_weight": torch.linspace(0.1, 1, 24)},
+    "weights of rows, negative": {"token_weight": torch.linspace(-1, 1, 24)},
+    "class weights in float32": {"weight": torch.linspace(0.1, 1, 160)},
+    # With one of 0: its row has the gradient of the z-loss alone.
+    "class weights in 16 bits": {"weight": lambda dtype: torch.linspace(0, 1, 160, dtype=dtype)},
+}
+
+
+def _on(device, value, dtype):
+    value = value(dtype) if callable(value) else value
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
+@pytest.mark.parametrize("options", FUSED.values(), ids=FUSED)
+def test_the_fused_operators_give_the_cpus_loss_and_gradients(options, dtype):
     input, weight, target = linear_case(dtype)
-    on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
-    on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
-    with counted_launches() as launches:
-        loss = ours.linear_cross_entropy(*on_npu, target.npu(), reduction=reduction)
-        loss.sum().backward()
-    expected = ours.linear_cross_entropy(*on_cpu, target, reduction=reduction)
-    expected.sum().backward()
-    assert launches["aclnnFusedLinearOnlineMaxSum"] == 1
-    assert launches["aclnnFusedCrossEntropyLossWithMaxSum"] == 1
-    assert launches[GRADIENTS] == 1
-    tolerance = 8 * torch.finfo(dtype).eps
-    torch.testing.assert_close(loss.cpu(), expected, rtol=tolerance, atol=tolerance)
-    for mine, theirs in zip(on_npu, on_cpu, strict=True):
-        scale = theirs.grad.abs().max().item()
-        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=tolerance, atol=tolerance * scale)
-    assert bool((on_npu[0].grad[3] == 0).all())
-    if reduction == "none":
-        assert loss[3] == 0
-
-
-@pytest.mark.parametrize("name", ["weight", "token_weight"])
-@pytest.mark.parametrize("dtype", HALF_DTYPES)
-def test_float32_class_weights_are_supported_for_16_bit_rows(dtype, name):
-    input, head, target = linear_case(dtype)
-    weight = torch.linspace(0.1, 1, head.shape[0] if name == "weight" else input.shape[0])
+    target[5] = 0
     found = []
     for device in ("cpu", "npu"):
-        tensors = [tensor.to(device).requires_grad_() for tensor in (input, head)]
-        loss = ours.linear_cross_entropy(*tensors, target.to(device), **{name: weight.to(device)})
-        found.append([loss.detach().cpu(), *(gradient.cpu() for gradient in torch.autograd.grad(loss, tensors))])
-    tolerance = 8 * torch.finfo(dtype).eps
-    for on_cpu, on_npu in zip(*found, strict=True):
-        torch.testing.assert_close(on_npu, on_cpu, rtol=tolerance, atol=tolerance * float(on_cpu.abs().max()))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"lse_square_scale": 0.01},
-        {"lse_square_scale": 0.01, "reduction": "none"},
-        {"outputs": ("log_probabilities",)},
-        {"token_weight": torch.linspace(-1, 1, 24)},
-        {"weight": torch.linspace(0, 1, 160)},
-    ],
-    ids=str,
-)
-def test_the_fused_operators_support_options_that_only_weight_rows(options):
-    input, weight, target = linear_case(torch.bfloat16)
-    target[5] = 0  # whose class weight is 0, so that only the z-loss has a gradient there
-    on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
-    on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
-    results = []
-    before = torch_aclnn_ops.launches()[GRADIENTS]
-    for tensors in (on_npu, on_cpu):
-        device = tensors[0].device
-        moved = {
-            name: value.to(device, torch.float32 if name == "token_weight" else torch.bfloat16)
-            if isinstance(value, torch.Tensor)
-            else value
-            for name, value in options.items()
-        }
-        result = ours.linear_cross_entropy(*tensors, target.to(device), **moved)
-        if "outputs" in options:
-            result = result.loss + result.log_probabilities.square().sum()
-        result.sum().backward()
-        results.append(result.detach().cpu())
-    assert torch_aclnn_ops.launches()[GRADIENTS] == before + 1
-    tolerance = 8 * torch.finfo(torch.bfloat16).eps
-    torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)  # CANN rounds the logits to 16 bits
-    for mine, theirs in zip(on_npu, on_cpu, strict=True):
-        scale = theirs.grad.abs().max().item()
-        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=tolerance, atol=tolerance * scale)
+        tensors = [tensor.to(device).requires_grad_() for tensor in (input, weight)]
+        moved = {name: _on(device, value, dtype) for name, value in options.items()}
+        with counted_launches() as launches:
+            result = ours.linear_cross_entropy(*tensors, target.to(device), **moved)
+            if "outputs" in options:
+                result = result.loss + result.log_probabilities.square().sum()
+            gradients = torch.autograd.grad(result.sum(), tensors)
+        found.append([tensor.detach().cpu() for tensor in (result, *gradients)])
+    assert [launches[name] for name in ("aclnnFusedLinearOnlineMaxSum", CANNS_LOSS, GRADIENTS)] == [1, 1, 1]
+    tolerance = 8 * torch.finfo(dtype).eps  # CANN rounds the logits to 16 bits
+    (expected, *expected_gradients), (loss, *gradients) = found
+    torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+    assert not gradients[0][3].any() and (loss.dim() == 0 or loss[3] == 0)  # the ignored row
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=["fused", "chunked"])
