@@ -49,6 +49,22 @@ def test_a_loss_launches_little_around_cann_s_three_operators(options, number):
     assert launches.total() == number and launches & FUSED == FUSED
 
 
+@pytest.mark.parametrize(
+    ("options", "number"), [({}, 18), ({"ignore_index": 5}, 18), ({"zero_if_all_ignored": True}, 23)], ids=str
+)
+def test_few_logits_launch_what_ignored_infinities_and_classes_out_of_range_need_besides_torch_s(options, number):
+    input, weight, target = (tensor.npu() for tensor in linear_case(torch.float32))
+    leaves = input.requires_grad_(), weight.requires_grad_()
+
+    def call():
+        torch.autograd.grad(F.linear_cross_entropy(*leaves, target, **options), leaves)
+
+    def of_torch():
+        torch.autograd.grad(nn.functional.cross_entropy(nn.functional.linear(*leaves), target), leaves)
+
+    assert (count_launches(call).total(), count_launches(of_torch).total()) == (number, 8)
+
+
 def test_a_vocab_parallel_loss_launches_what_ranks_exchange_and_compare_besides():
     for rank, found in enumerate(run(_vocab_parallel.launches, 2, device="npu", backend="hccl")):
         for reduction, number in {"mean": 66, "sum": 63, "none": 62}.items():

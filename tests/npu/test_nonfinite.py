@@ -1,6 +1,7 @@
 """Numbers that are infinite, nan, or near the largest that their dtype has, on an NPU."""
 
 from torch_aclnn_ops import ops
+from torch_aclnn_ops.functional import linear_cross_entropy
 
 import pytest
 import torch
@@ -58,3 +59,12 @@ def test_an_ignored_row_does_not_overflow_with_a_weight_near_the_largest_number(
     loss.backward()
     torch.testing.assert_close(loss.cpu(), torch.tensor(5.0).log())
     assert not weight.grad.any() and input.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"ignore_index": 1}], ids=str)
+def test_a_class_out_of_range_makes_its_loss_nan_even_with_one_feature(dtype, options):
+    input, weight = torch.ones(3, 1, dtype=dtype).npu(), torch.ones(160, 1, dtype=dtype).npu()
+    target = torch.tensor([0, 160, options.get("ignore_index", -100)]).npu()
+    losses = linear_cross_entropy(input, weight, target, reduction="none", **options)
+    assert losses.isnan().tolist() == [False, True, False] and losses[2] == 0

@@ -90,8 +90,10 @@ def _loss_on_device(
     target = given.target
     ignored = target == ignore_index
     in_range = target.where(ignored, target.clamp(0, given.linear_weight.shape[0] - 1))
-    # Divided by 0, the row of an index out of range is not finite, so that its loss is nan.
-    input = (widen(given.input) / (in_range == target).unsqueeze(1)).masked_fill(ignored.unsqueeze(1), 0)
+    # A row whose class is out of range is nan, as its gradient: 0 / 0. Not inf, which a softcap makes finite.
+    input = widen(given.input)
+    input = input + (ignored / (in_range == target)).to(input.dtype).unsqueeze(1)
+    input = input.masked_fill(ignored.unsqueeze(1), 0)
     loss = _cross_entropy(given._replace(input=input, target=in_range), options)
     if given.reduction == "mean" and zero_if_all_ignored:
         return loss.masked_fill(ignored.all(), 0)
