@@ -1,4 +1,4 @@
-"""What docs/distributed.md says of every function of HCCL that torch_npu looks up."""
+"""What hccl_functions.md says of every function of HCCL that torch_npu looks up."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ from host_npu import _libraries, _torch_npu, testing
 from tests import _hccl_calls
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT.joinpath("docs/distributed.md").read_text()
+PAGE = ROOT.joinpath("tests/hccl_functions.md").read_text()
 # By function: what becomes of it, and the test that shows it.
 TABLE = {
     function: (kind, test)
