@@ -493,6 +493,48 @@ def test_meta_tensors_have_the_results_shapes():
     assert torch.autograd.grad(loss.sum(), of_student)[1].shape == (CLASSES, FEATURES)
 
 
+@pytest.mark.parametrize(("beta", "divergence"), [(0, "forward_kl"), (1.0, "reverse_kl")])
+def test_a_jensen_shannon_divergence_of_one_distribution_is_the_kl_as_in_trl(beta, divergence):
+    of_student, (rows, head, its_bias) = student(), head_of_teacher()
+    input, weight, bias = of_student
+    arguments = {"linear_bias": bias, "teacher_bias": its_bias}
+    loss = F.linear_kl_div(input, weight, rows, head, divergence="jensen_shannon", beta=beta, **arguments)
+    found = [loss, *torch.autograd.grad(loss, of_student, _upstream(loss))]
+    torch.testing.assert_close(found, truth(of_student, (rows, head, its_bias), divergence))
+
+
+@every_divergence
+@pytest.mark.parametrize("teacher", ["head", "probabilities", "some classes"])
+def test_padded_classes_of_both_heads_do_not_count(divergence, teacher):
+    of_student, (rows, head, its_bias) = student(), head_of_teacher()
+    log_probs = log_probabilities(rows, head, its_bias)
+    given = {
+        "head": {"teacher_input": rows, "teacher_weight": head, "teacher_bias": its_bias},
+        "probabilities": {"teacher_log_probs": log_probs},
+        "some classes": {"teacher_top_k": some_classes(log_probs, 4)},
+    }[teacher]
+    dims = {"teacher_weight": 0, "teacher_bias": 0, "teacher_log_probs": 1}
+    long = {
+        name: torch.cat([one, one.narrow(dims[name], 0, 2) + 3], dims[name]) if name in dims else one
+        for name, one in given.items()
+    }
+    options = {"divergence": divergence, **DIVERGENCES[divergence]}
+
+    def call(student, given, **more):
+        input, weight, bias = student
+        loss = F.linear_kl_div(input, weight, linear_bias=bias, **given, **options, **more)
+        return [loss, *torch.autograd.grad(loss, student)]
+
+    input, weight, bias = of_student
+    wide = [input, *(torch.cat([one, one[:5]]).detach().requires_grad_() for one in (weight, bias))]
+    expected = call(of_student, given)
+    loss, *found = call(wide, long, vocab_size=CLASSES)
+    torch.testing.assert_close(
+        [loss, *(one[: len(wanted)] for one, wanted in zip(found, expected[1:], strict=True))], expected
+    )
+    assert not found[1][CLASSES:].any() and not found[2][CLASSES:].any()
+
+
 def test_explain_says_that_no_operator_of_cann_serves_it():
     said = torch_aclnn_ops.explain(_call, student(), head_of_teacher(), "forward_kl")
     assert said.startswith("linear_kl_div: PyTorch fallback, because the tensors are on cpu; gradients with the")
@@ -514,7 +556,28 @@ TOP = (torch.tensor([[0, 1]] * 3), torch.full((3, 2), -1.0))
 REFUSALS = {
     "divergence": ({**HEADS, "divergence": "kl"}, ValueError, "divergence must be one of 'forward_kl', .*'kl'"),
     "reduction": ({**HEADS, "reduction": "batchmean"}, ValueError, "reduction must be one of 'none', 'mean', 'sum'"),
-    "beta 0": ({**HEADS, "beta": 0.0}, ValueError, "beta must be above 0 and below 1, but it is 0.0"),
+    **{
+        f"beta {beta}": (
+            {**HEADS, "beta": beta},
+            ValueError,
+            f"beta must be at least 0 and at most 1, but it is {beta}",
+        )
+        for beta in (-0.1, 1.1, math.nan)
+    },
+    "beta 0 of the forward KL": ({**HEADS, "beta": 0.0}, ValueError, "beta must be 0.5, .*, but it is 0.0"),
+    **{
+        f"vocab_size {size}": ({**HEADS, "vocab_size": size}, error, f"vocab_size must be {accepted}, but it is {size}")
+        for size, error, accepted in (
+            (5, ValueError, "at most the 4 classes of every head"),
+            (0, ValueError, "at least 1"),
+            (2.0, TypeError, "an int"),
+        )
+    },
+    "vocab_size and a process group": (
+        {**HEADS, "vocab_size": 3, "process_group": object()},
+        ValueError,
+        "vocab_size must be None with process_group, but it is 3",
+    ),
     "beta": ({**HEADS, "beta": "x"}, TypeError, "beta must be a number, but it is 'x'"),
     "beta of the reverse KL": (
         {**HEADS, "divergence": "reverse_kl", "beta": 0.1},

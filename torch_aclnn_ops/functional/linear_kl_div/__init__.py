@@ -39,6 +39,7 @@ def linear_kl_div(
     divergence: Divergence = "forward_kl",
     beta: float = 0.5,
     temperature: float = 1.0,
+    vocab_size: int | None = None,
     target: Tensor | None = None,
     ignore_index: int = -100,
     shift: bool | int = False,
@@ -71,8 +72,11 @@ def linear_kl_div(
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
             ``"jensen_shannon"``, with m = beta teacher + (1 - beta) student the sum of beta KL(teacher || m) and
             (1 - beta) KL(student || m).
-        beta: Weight of the teacher in the Jensen-Shannon divergence, above 0 and below 1.
+        beta: Weight of the teacher in the Jensen-Shannon divergence, above 0 and below 1. As in TRL, 0 stands for the
+            forward KL and 1 for the reverse KL, which are not the limits.
         temperature: Divisor of the logits. The loss is not multiplied by its square.
+        vocab_size: Number of classes that count, the first of both heads, which may be padded to different sizes: the
+            others have a probability of 0, and their gradient is 0. Not with ``process_group``.
         target: Labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
         ignore_index: The label of ignored rows; only with ``target``.
         shift: Number of positions by which labels are shifted, ``True`` for 1. ``token_weight``, and the loss with
@@ -115,12 +119,17 @@ def linear_kl_div(
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
     check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
     check_bool(NAME, "reduce_input_grad", reduce_input_grad)
-    measure = Measure(divergence, check_beta(NAME, divergence, beta))
+    measure = Measure.of(divergence, check_beta(NAME, divergence, beta))
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
     arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
     if process_group is None:
         arguments.check_has_all_classes(linear_weight, teacher_weight)
+    if vocab_size is not None:
+        arguments.check("vocab_size", process_group is None, "be None with process_group", f"is {vocab_size}")
+        heads = (linear_weight, linear_bias, teacher_weight, teacher_bias)
+        linear_weight, linear_bias, teacher_weight, teacher_bias = arguments.first_classes(vocab_size, 0, *heads)
+        teacher_log_probs, teacher_probs = arguments.first_classes(vocab_size, -1, teacher_log_probs, teacher_probs)
     of_head = (teacher_input, teacher_weight, teacher_bias)
     teacher = arguments.teacher_of(input, linear_weight, of_head, teacher_log_probs, teacher_probs, teacher_top_k)
     arguments.check_target(target, input, ignore_index)

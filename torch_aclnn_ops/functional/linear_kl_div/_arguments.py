@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from torch_aclnn_ops._checks import describe, values_are_readable
+from torch_aclnn_ops._head_options import AT_LEAST_1, check_number
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
 from torch_aclnn_ops.functional._head.arguments import check_constant
 from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
@@ -80,6 +81,18 @@ def _hint_of_fsdp(name: str) -> str:
     placements = '(grad_placements=[Partial("avg")])' if name.startswith("linear") else "().detach()"
     where = f"call {NAME} in the forward pass of the module that is sharded with it"
     return f"if it is sharded by fully_shard (FSDP2), pass its full_tensor{placements}, or {where}"
+
+
+def first_classes(vocab_size: int, dim: int, *tensors: Any) -> tuple[Any, ...]:
+    """Return the first classes of tensors whose dimension ``dim`` has them; what is no tensor is checked later."""
+    number = check_number(NAME, "vocab_size", vocab_size, AT_LEAST_1)
+    found = []
+    for tensor in tensors:
+        is_tensor = isinstance(tensor, Tensor) and tensor.dim() > 0 and not is_dtensor(tensor)
+        size = tensor.shape[dim] if is_tensor else number
+        check("vocab_size", number <= size, f"be at most the {size} classes of every head", f"is {vocab_size}")
+        found.append(tensor.narrow(dim, 0, number) if is_tensor else tensor)
+    return tuple(found)
 
 
 def check_has_all_classes(linear_weight: Tensor, teacher_weight: object) -> None:

@@ -25,6 +25,13 @@ class Measure:
     divergence: Divergence
     beta: float
 
+    @classmethod
+    def of(cls, divergence: Divergence, beta: float) -> "Measure":
+        """Return the KL divergence that a Jensen-Shannon divergence with a weight of 0 or 1 stands for."""
+        if divergence == "jensen_shannon" and beta in (0, 1):
+            return cls("forward_kl" if beta == 0 else "reverse_kl", 0.5)
+        return cls(divergence, beta)
+
     def losses_and_slopes(self, student: Tensor, teacher: Tensor, may_be_masked: bool) -> tuple[Tensor, Tensor]:
         """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.
 
