@@ -1,9 +1,11 @@
 """Shared argument checks; each error names the operator, the argument, its value and what is accepted."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from torch_aclnn_ops import _extension
+from torch_aclnn_ops._memory import first_overlap, overlaps_itself
 from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor
 from torch_aclnn_ops._torch_compat.public import Buffer, get_proxy_mode, in_jit_trace
 
@@ -109,73 +111,23 @@ def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor)
     """Raise if tensors that are written in place overlap internally, with each other, or with tensors that are read."""
     if not all(map(_is_real, written.values())):
         return
-    tensors = {**written, **read}
-    memory = {name: _memory_of(tensor) for name, tensor in tensors.items()}
-    for i, (name, tensor) in enumerate(tensors.items()):
-        if name not in written:
-            return
+    for name, tensor in written.items():
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
             raise RuntimeError(
                 f"{operator}: {name} must not be an inference tensor outside of torch.inference_mode, because it is"
                 " written to"
             )
-        if not memory[name]:
-            continue
-        if not _is_nested(tensor) and int(_count_elements(tensor, memory[name]).max()) > 1:
+        if overlaps_itself(tensor):
             raise RuntimeError(
                 f"{operator}: {name} must not have internal overlap, because it is written to, but it has"
                 f" shape {list(tensor.shape)} and strides {list(tensor.stride())}"
             )
-        for other in list(tensors)[i + 1 :]:
-            if _share_memory(tensor, memory[name], tensors[other], memory[other]):
-                raise RuntimeError(
-                    f"{operator}: {name} and {other} must not share memory, because {name} is written to"
-                )
-
-
-def _memory_of(tensor: Tensor) -> range:
-    """Return the range of addresses that a tensor spans."""
-    if tensor.numel() == 0 or not _is_real(tensor):
-        return range(0)
-    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return range(tensor.data_ptr(), tensor.data_ptr() + (extent + 1) * tensor.element_size())
-
-
-def _is_nested(tensor: Tensor) -> bool:
-    """Return whether each stride exceeds the extent of the smaller ones, which rules out internal overlap."""
-    extent = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= extent:
-                return False
-            extent += (size - 1) * stride
-    return True
-
-
-def _share_memory(first: Tensor, first_memory: range, second: Tensor, second_memory: range) -> bool:
-    start = max(first_memory.start, second_memory.start)
-    stop = min(first_memory.stop, second_memory.stop)
-    if start >= stop:
-        return False
-    if first.is_contiguous() and second.is_contiguous():
-        return True
-    # Non-contiguous views may interleave without overlap.
-    both = range(min(first_memory.start, second_memory.start), max(first_memory.stop, second_memory.stop))
-    counts = (_count_elements(tensor, both).clamp(max=1) for tensor in (first, second))
-    return int(torch.stack(list(counts)).sum(0).max()) > 1
-
-
-def _count_elements(tensor: Tensor, memory: range) -> Tensor:
-    """Return, for each byte of a memory range, how many elements of the tensor contain it."""
-    counts = torch.zeros(len(memory), dtype=torch.int32, device="cpu")
-    size = tensor.element_size()
-    places = torch.arange(len(memory), device="cpu").as_strided(
-        (*tensor.shape, size),
-        (*(stride * size for stride in tensor.stride()), 1),
-        tensor.data_ptr() - memory.start,
-    )
-    places = places.reshape(-1)
-    return counts.index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+    tensors = {name: one for name, one in {**written, **read}.items() if _is_real(one) and one.numel() > 0}
+    if first_overlap(list(tensors.values())) is None:
+        return
+    for name, other in combinations(tensors, 2):
+        if name in written and first_overlap([tensors[name], tensors[other]]) is not None:
+            raise RuntimeError(f"{operator}: {name} and {other} must not share memory, because {name} is written to")
 
 
 def _is_real(tensor: Tensor) -> bool:

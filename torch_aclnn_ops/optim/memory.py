@@ -1,11 +1,10 @@
 """Checks of the parameters: whether their memory has changed, matches the states, is not shared, and holds reals."""
 
-import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter, eq, is_
 from typing import Any
 
+from torch_aclnn_ops._memory import extent, first_overlap
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 from torch_aclnn_ops.optim.state import TENSOR_STATES
 
@@ -113,7 +112,7 @@ def check_no_shared_memory(groups: _Groups) -> None:
         if _has_memory(tensor) and tensor.numel() > 0 and tensor.data_ptr() != 0:
             tensors.append(tensor)
             names.append(name)
-    shared = _first_shared(tensors)
+    shared = first_overlap(tensors)
     if shared is not None:
         first, second = (names[i] for i in sorted(shared))
         raise ValueError(
@@ -134,7 +133,7 @@ def _check_storage(param: Tensor, name: str) -> None:
     tensor = local(param)
     if not _has_memory(tensor) or tensor.numel() == 0:
         return
-    needed = tensor.storage_offset() * tensor.itemsize + _extent(tensor)
+    needed = tensor.storage_offset() * tensor.itemsize + extent(tensor)
     if needed > tensor.untyped_storage().nbytes():
         # What FSDP2 frees are the unsharded parameters, which a model has after a forward pass.
         is_freed = is_plain(param) and tensor.untyped_storage().nbytes() == 0
@@ -159,58 +158,3 @@ def _check_shapes(param: Tensor, name: str, state: Mapping[str, Any]) -> None:
                 f" {list(value.shape)}; after a change of shape create a new optimizer, or reset the state of this"
                 " parameter with `del optimizer.state[param]`"
             )
-
-
-def _extent(tensor: Tensor) -> int:
-    """Return the number of bytes from the first element of a tensor to the end of the last one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize
-
-
-def _first_shared(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Return the indices of two tensors whose memory overlaps, or ``None``."""
-    for cluster in _clusters(tensors):
-        second = _first_overlapping(cluster, tensors)
-        if second is not None:
-            earlier = cluster[: cluster.index(second)]
-            return next((i, second) for i in earlier if _first_overlapping([i, second], tensors) is not None)
-    return None
-
-
-def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield groups of indices of tensors whose address ranges overlap."""
-    by_memory = defaultdict(list)
-    for i, tensor in enumerate(tensors):
-        # On the CPU several storages may share memory, through DLPack.
-        memory = 0 if tensor.is_cpu else tensor.untyped_storage().data_ptr()
-        by_memory[tensor.device, memory].append((tensor.data_ptr(), i))
-    for members in by_memory.values():
-        cluster: list[int] = []
-        end = 0
-        for begin, i in sorted(members):
-            if begin >= end:
-                if len(cluster) > 1:
-                    yield cluster
-                cluster = []
-            cluster.append(i)
-            end = max(end, begin + _extent(tensors[i]))
-        if len(cluster) > 1:
-            yield cluster
-
-
-def _first_overlapping(cluster: Sequence[int], tensors: Sequence[Tensor]) -> int | None:
-    """Return the first member of a cluster that overlaps with an earlier one, or ``None``."""
-    members = [tensors[i] for i in cluster]
-    start = min(tensor.data_ptr() for tensor in members)
-    end = max(tensor.data_ptr() + _extent(tensor) for tensor in members)
-    unit = math.gcd(*(tensor.data_ptr() - start for tensor in members), *(tensor.itemsize for tensor in members))
-    is_taken = torch.zeros((end - start) // unit, dtype=torch.bool, device="cpu")
-    for i, tensor in zip(cluster, members, strict=True):
-        units = tensor.itemsize // unit
-        sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-        strides = [stride * units for stride in tensor.stride()]
-        place = is_taken.as_strided((*sizes, units), (*strides, 1), (tensor.data_ptr() - start) // unit)
-        if place.any():
-            return i
-        place.fill_(True)
-    return None
