@@ -14,6 +14,7 @@ import torch
 
 from tests._language_models import make
 from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run, without_code
+from tests._works_with import TESTS
 from tests.test_layout import CANN_NAMES, FUNCTIONS, OPERATORS
 from tests.test_nn import DROP_INS
 
@@ -190,11 +191,6 @@ def test_the_pages_name_every_function_module_and_operator():
         assert f"{name}`" in readme and f"{name}`" in pages and f"`{name}`" in changelog, name
 
 
-def _tests_of_the_table():
-    text = ROOT.joinpath("docs/works_with.md").read_text()
-    return sorted(set(re.findall(r"`([\w/]+)` `(\w+)`", text)))
-
-
 @pytest.mark.parametrize(
     ("words", "page"),
     [
@@ -210,8 +206,19 @@ def test_the_site_is_searched_with_the_words_of_its_users(words, page):
     assert re.search(rf"\b{re.escape(words)}\b", (ROOT / page).read_text(), re.IGNORECASE)
 
 
-@pytest.mark.parametrize(("file", "name"), _tests_of_the_table())
-def test_every_row_of_works_with_names_an_existing_test(file, name):
+def test_every_tick_of_works_with_has_a_test():
+    head, _, *rows = re.findall(
+        r"^\|.*\|$", ROOT.joinpath("docs/works_with.md").read_text().split("\n## ")[0], re.MULTILINE
+    )
+    columns = [cell.strip() for cell in head.split("|")[2:6]]
+    cells = [[cell.strip() for cell in row.split("|")] for row in rows]
+    ticks = {(row[1], column) for row in cells for column, cell in zip(columns, row[2:6], strict=True) if cell == "✓"}
+    assert ticks == {(row, column) for row, tests in TESTS.items() for column in tests}
+
+
+@pytest.mark.parametrize("test", sorted({test for row in TESTS.values() for tests in row.values() for test in tests}))
+def test_the_test_of_a_tick_exists(test):
+    file, name = test.split()
     assert f"def test_{name}(" in ROOT.joinpath("tests", f"{file}.py").read_text()
 
 
