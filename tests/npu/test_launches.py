@@ -31,6 +31,10 @@ LAUNCHES = {
     "zero_if_all_ignored": ({"zero_if_all_ignored": True}, 29),
     "an ignore_index that is a class": ({"ignore_index": 5}, 28),
     "class weights": ({"weight": Maker(torch.float32).probability(160)}, 32),
+    "z-loss": ({"lse_square_scale": 0.1}, 47),
+    "z-loss, none": ({"lse_square_scale": 0.1, "reduction": "none"}, 39),
+    "log_probabilities": ({"outputs": ("log_probabilities",)}, 27),
+    "logsumexp": ({"outputs": ("logsumexp",)}, 29),
     "token weights": ({"token_weight": Maker(torch.float32).probability(24)}, 31),
 }
 
@@ -42,7 +46,8 @@ def test_a_loss_launches_little_around_cann_s_three_operators(options, number):
     options = {name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
 
     def call():
-        loss = F.linear_cross_entropy(*leaves, target, **options)
+        result = F.linear_cross_entropy(*leaves, target, **options)
+        loss = getattr(result, "loss", result)
         torch.autograd.grad(loss, leaves, torch.ones_like(loss))
 
     launches = count_launches(call)

@@ -102,9 +102,25 @@ def fused_losses(inputs: Inputs, ignore_index: int, start: int = 0, combine: Com
 
 
 def fused_gradients_of_losses(
-    input: Tensor, weight: Tensor, reduced: Reduced, grad_losses: Tensor
+    input: Tensor,
+    weight: Tensor,
+    reduced: Reduced,
+    grad_losses: Tensor | None,
+    grad_log_sum_exp: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of input and weight with CANN's operator; those of losses without a class are 0 or nan."""
+    """Compute the gradients of input and weight with CANN's operator; gradients of rows without a class are 0 or nan.
+
+    The gradient of the logits is ``grad_losses * (softmax - onehot) + grad_log_sum_exp * softmax``; see
+    :func:`fused_gradients`.
+    """
+    if grad_losses is None:
+        assert grad_log_sum_exp is not None
+        grad_losses = torch.zeros_like(grad_log_sum_exp)
+    if grad_log_sum_exp is not None:
+        of_softmax, is_masked = grad_losses + grad_log_sum_exp, grad_losses == 0
+        ratio = (grad_losses / of_softmax).masked_fill_(is_masked, 1)
+        reduced = reduced._replace(target_mask=is_masked, sum_exp_logits=reduced.sum_exp_logits * ratio)
+        grad_losses = of_softmax.where(is_masked, grad_losses)
     gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
         grad_losses,
         input,
