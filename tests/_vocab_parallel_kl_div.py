@@ -31,6 +31,7 @@ TARGET[3] = TARGET[8] = -100
 REDUCED = {
     "mean": {"temperature": 2.0, "chunk_size": 4},
     "none": {"reduction": "none", "target": TARGET, "chunk_size": 4},
+    "hard labels": {"temperature": 2.0, "chunk_size": 4, "target": TARGET, "hard_weight": 0.7},
     "sum of weighted rows": {"reduction": "sum", "token_weight": draw(ROWS, seed=5).abs(), "target": TARGET},
 }
 GATHERED = 'full_tensor(grad_placements=[Partial("avg")])'
@@ -72,7 +73,7 @@ CASES = {
     for divergence in DIVERGENCES
     for teacher in TEACHERS
     for reduced in REDUCED
-    for split in (SPLITS if reduced == "mean" else ("uneven",))
+    for split in (SPLITS if reduced in ("mean", "hard labels") else ("uneven",))
 }
 
 
@@ -223,6 +224,7 @@ DIFFERENT = {
     "temperature": ({"temperature": 2.0}, "temperature must be the same .* it is 2.0 on rank 0 and 1.0 on rank 1"),
     "chunk_size": ({"chunk_size": 3}, "the rows per chunk, from chunk_size or max_memory, must be the same"),
     "reduction": ({"reduction": "sum"}, "reduction must be the same .* it is 'sum' on rank 0 and 'mean' on rank 1"),
+    "hard_weight": ({"hard_weight": 0.5}, "hard_weight must be the same .* it is 0.5 on rank 0 and 0.0 on rank 1"),
     "input": ({"seed": 1}, "input must be the same"),
     "target": ({"target": torch.arange(ROWS)}, "target must be the same"),
     "token_weight": ({"token_weight": torch.ones(ROWS)}, "whether token_weight is given must be the same"),

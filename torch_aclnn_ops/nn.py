@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._checks import check_choice
 from torch_aclnn_ops._drop_ins import raise_for_missing_names
-from torch_aclnn_ops._head_options import AT_LEAST_1, check_beta, check_number, check_options
+from torch_aclnn_ops._head_options import AT_LEAST_1, NON_NEGATIVE, check_beta, check_number, check_options
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
@@ -274,6 +274,7 @@ class LinearKLDivLoss(torch.nn.Module):
         beta: float = 0.5,
         temperature: float = 1.0,
         vocab_size: int | None = None,
+        hard_weight: float = 0.0,
         ignore_index: int = -100,
         shift: bool | int = False,
         reduction: Reduction = "mean",
@@ -286,6 +287,7 @@ class LinearKLDivLoss(torch.nn.Module):
         check_beta("LinearKLDivLoss", divergence, beta)
         if vocab_size is not None:
             check_number("LinearKLDivLoss", "vocab_size", vocab_size, AT_LEAST_1)
+        check_number("LinearKLDivLoss", "hard_weight", hard_weight, NON_NEGATIVE)
         check_options("LinearKLDivLoss", reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
         super().__init__()
         self.options: dict[str, Any] = given

@@ -39,6 +39,13 @@ def test_the_results_are_those_of_a_cpu(divergence, teacher, reduction):
     torch.testing.assert_close(_results("npu", **options), _results("cpu", **options), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_the_cross_entropy_of_labels_is_that_of_a_cpu(divergence, teacher):
+    options = {"divergence": divergence, "teacher": teacher, "target": TARGET, "hard_weight": 0.7, "temperature": 2.0}
+    torch.testing.assert_close(_results("npu", **options), _results("cpu", **options), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_16_bits_give_a_float32_loss(dtype):
     found, expected = (_results(device, "reverse_kl", "head", dtype) for device in ("npu", "cpu"))

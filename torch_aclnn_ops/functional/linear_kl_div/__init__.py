@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch_aclnn_ops._checks import check_bool, check_choice
-from torch_aclnn_ops._head_options import check_beta, check_memory, check_number, check_shift
+from torch_aclnn_ops._head_options import NON_NEGATIVE, check_beta, check_memory, check_number, check_shift
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import Messages, shards_of
@@ -41,6 +41,7 @@ def linear_kl_div(
     temperature: float = 1.0,
     vocab_size: int | None = None,
     target: Tensor | None = None,
+    hard_weight: float = 0.0,
     ignore_index: int = -100,
     shift: bool | int = False,
     token_weight: Tensor | None = None,
@@ -78,6 +79,8 @@ def linear_kl_div(
         vocab_size: Number of classes that count, the first of both heads, which may be padded to different sizes: the
             others have a probability of 0, and their gradient is 0. Not with ``process_group``.
         target: Labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
+        hard_weight: Factor of the cross entropy of ``target``, at a temperature of 1, which is added to each row's
+            divergence. Its gradient is computed from the same logits.
         ignore_index: The label of ignored rows; only with ``target``.
         shift: Number of positions by which labels are shifted, ``True`` for 1. ``token_weight``, and the loss with
             ``"none"``, are aligned with the labels.
@@ -97,7 +100,8 @@ def linear_kl_div(
         the CPU it is NaN if ``teacher_top_k`` has an invalid or a repeated class.
 
     Raises:
-        IndexError: ``teacher_top_k`` has a class out of range (on a CPU in eager mode; otherwise the loss is NaN).
+        IndexError: ``teacher_top_k``, or with ``hard_weight`` ``target``, has a class out of range (on a CPU in eager
+            mode; otherwise, and for ``target`` with ``process_group``, the loss is NaN).
         RuntimeError: An argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
         TypeError: An argument has the wrong type, or not exactly one teacher is given.
         ValueError: Shapes do not match, or an argument has an invalid value.
@@ -119,7 +123,8 @@ def linear_kl_div(
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
     check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
     check_bool(NAME, "reduce_input_grad", reduce_input_grad)
-    measure = Measure.of(divergence, check_beta(NAME, divergence, beta))
+    hard = check_number(NAME, "hard_weight", hard_weight, NON_NEGATIVE)
+    measure = Measure.of(divergence, check_beta(NAME, divergence, beta), hard)
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
     arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
@@ -133,6 +138,7 @@ def linear_kl_div(
     of_head = (teacher_input, teacher_weight, teacher_bias)
     teacher = arguments.teacher_of(input, linear_weight, of_head, teacher_log_probs, teacher_probs, teacher_top_k)
     arguments.check_target(target, input, ignore_index)
+    arguments.check("hard_weight", not hard or target is not None, "be 0 without target", f"is {hard_weight}")
     places = check_shift(NAME, shift, target)
     arguments.check("shift", not places or target is not None, "be 0 without target", f"is {shift}")
     if token_weight is not None:

@@ -207,6 +207,15 @@ def _raise_for_rows(indices: Tensor, rows: Tensor, accepted: str, error: type[Ex
         check("teacher_top_k[0]", False, f"have {accepted}", f"has the row {indices[rows][0].tolist()}", error)
 
 
+def check_labels(target: Tensor, ignored: Tensor, classes: int, may_raise: bool) -> Tensor:
+    """Return the labels, ``classes`` for those out of range; raise for them if it may and values can be read."""
+    is_outside = ((target < 0) | (target >= classes)) & ~ignored
+    if may_raise and values_are_readable(target) and bool(is_outside.any()):
+        accepted = f"have labels from 0 to {classes - 1}, or ignore_index, with hard_weight"
+        check("target", False, accepted, f"has {int(target[is_outside][0])}", IndexError)
+    return target.masked_fill(is_outside, classes)
+
+
 def check_target(target: Any, input: Tensor, ignore_index: object) -> None:
     """Check the labels, which mark ignored rows."""
     is_index = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)

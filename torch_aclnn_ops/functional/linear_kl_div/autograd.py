@@ -22,7 +22,8 @@ class _Divergence:
     schema = (
         "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor? teacher_input, Tensor? teacher_weight,"
         " Tensor? teacher_bias, Tensor? teacher_values, Tensor? teacher_indices, Tensor? target, bool is_log,"
-        " str divergence, float beta, float temperature, SymInt? chunk_size, SymInt? max_memory, bool[] gradients"
+        " str divergence, float beta, float hard_weight, float temperature, SymInt? chunk_size,"
+        " SymInt? max_memory, bool[] gradients"
     )
 
     def reduce(self, call: Inputs, factors: Sequence[Tensor | None] | None) -> tuple[Results, HeadGradients]:
@@ -97,15 +98,16 @@ class _Divergence:
         measure, logits = options.measure, options.logits
         return (
             *(input, linear_weight, linear_bias, *of_teacher, target),
-            *(is_log, measure.divergence, measure.beta, logits.temperature, logits.chunk_size, logits.max_memory),
+            *(is_log, measure.divergence, measure.beta, measure.hard_weight),
+            *(logits.temperature, logits.chunk_size, logits.max_memory),
             options.gradients,
         )
 
     def unflatten(self, arguments: Sequence[Any]) -> Inputs:
         *tensors, target = arguments[:9]
-        is_log, divergence, beta, temperature, chunk_size, max_memory, gradients = arguments[9:]
+        is_log, divergence, beta, hard_weight, temperature, chunk_size, max_memory, gradients = arguments[9:]
         logits = LogitOptions(None, temperature, chunk_size, max_memory, function=NAME)
-        options = Options(Measure(divergence, beta), logits, tuple(gradients))
+        options = Options(Measure(divergence, beta, hard_weight), logits, tuple(gradients))
         teacher = Teacher._make((*tensors[_STUDENT:], is_log))
         return Inputs._make((*tensors[:_STUDENT], teacher, target, options, None, True))
 

@@ -81,18 +81,56 @@ class _Kernel:
         losses = []
         for of_input in blocks_of(rows, size):
             block = slice(of_input.start - rows.start, of_input.stop - rows.start)
-            values, indices = (self.kept.select(one, of_input) for one in (teacher.values, teacher.indices))
+            labels, values, indices = (
+                self.kept.select(one, of_input) for one in (self.inputs.labels, teacher.values, teacher.indices)
+            )
             given = teacher._replace(values=values, indices=indices)
             of_teacher = None if teacher_logits is None else teacher_logits[block]
-            losses.append(
-                self.compare(logits[block], of_teacher, given, None if factors is None else factors[of_input])
-            )
+            of_rows = None if factors is None else factors[of_input]
+            losses.append(self.compare(logits[block], of_teacher, given, labels, of_rows))
         return losses
 
-    def compare(self, student: Tensor, teacher_logits: Tensor | None, given: Teacher, factors: Tensor | None) -> Tensor:
+    def compare(
+        self,
+        student: Tensor,
+        teacher_logits: Tensor | None,
+        given: Teacher,
+        labels: Tensor | None,
+        factors: Tensor | None,
+    ) -> Tensor:
         """Return the losses of some rows; with factors, overwrite the student's logits with their gradient."""
         gradient = student
         student, teacher_logits = self._normalized(student, teacher_logits)
+        if labels is None:
+            return self._compare(student, teacher_logits, given, factors, gradient)
+        of_labels, their_gradient = self._cross_entropy(student, labels, factors)
+        losses = self._compare(student, teacher_logits, given, factors, gradient)
+        if their_gradient is not None:
+            gradient.add_(their_gradient)
+        return losses + of_labels
+
+    def _cross_entropy(self, student: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the weighted cross entropy of the labels, at a temperature of 1, and its gradient."""
+        temperature, weight = self.inputs.options.logits.temperature, self.inputs.options.measure.hard_weight
+        classes = self.inputs.classes
+        logits = student * temperature
+        log_sums = self.log_sum(logits.logsumexp(1))
+        is_here = ((labels >= classes.start) & (labels < classes.stop)).unsqueeze(1)
+        if student.shape[1] == 0:
+            return weight * (log_sums - self.sum(torch.zeros_like(log_sums))), None
+        columns = (labels - classes.start).clamp(0, student.shape[1] - 1).unsqueeze(1)
+        of_labels = self.sum(logits.gather(1, columns).masked_fill(~is_here, 0).squeeze(1))
+        losses = weight * (log_sums - of_labels)
+        if factors is None:
+            return losses, None
+        gradient = logits.sub_(log_sums.unsqueeze(1)).exp_()
+        gradient.scatter_add_(1, columns, -is_here.to(gradient.dtype))
+        return losses, gradient.mul_((weight * temperature) * factors.unsqueeze(1))
+
+    def _compare(
+        self, student: Tensor, teacher_logits: Tensor | None, given: Teacher, factors: Tensor | None, gradient: Tensor
+    ) -> Tensor:
+        """Compare log-probabilities of the student; with factors, overwrite ``gradient``."""
         if given.indices is not None:
             return self._losses_of_some_classes(student, given, factors, gradient)
         teacher = teacher_logits if teacher_logits is not None else log_probabilities(given)

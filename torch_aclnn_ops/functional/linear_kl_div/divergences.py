@@ -20,17 +20,19 @@ class Measure:
         divergence: ``KL(p || q)``, ``KL(q || p)``, or with the mixture ``m = beta p + (1 - beta) q`` the generalized
             Jensen-Shannon divergence ``beta KL(p || m) + (1 - beta) KL(q || m)``.
         beta: weight of the teacher in the Jensen-Shannon divergence.
+        hard_weight: factor of the cross entropy of the labels, which is added.
     """
 
     divergence: Divergence
     beta: float
+    hard_weight: float = 0.0
 
     @classmethod
-    def of(cls, divergence: Divergence, beta: float) -> "Measure":
+    def of(cls, divergence: Divergence, beta: float, hard_weight: float) -> "Measure":
         """Return the KL divergence that a Jensen-Shannon divergence with a weight of 0 or 1 stands for."""
         if divergence == "jensen_shannon" and beta in (0, 1):
-            return cls("forward_kl" if beta == 0 else "reverse_kl", 0.5)
-        return cls(divergence, beta)
+            return cls("forward_kl" if beta == 0 else "reverse_kl", 0.5, hard_weight)
+        return cls(divergence, beta, hard_weight)
 
     def losses_and_slopes(self, student: Tensor, teacher: Tensor, may_be_masked: bool) -> tuple[Tensor, Tensor]:
         """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.

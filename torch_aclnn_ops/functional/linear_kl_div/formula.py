@@ -25,6 +25,10 @@ def losses_of_rows(inputs: Inputs) -> Tensor:
         _log_softmax(input, inputs.linear_weight, inputs.linear_bias, temperature),
         inputs.options.measure,
     )
+    of_labels = None
+    if inputs.labels is not None:
+        columns = inputs.labels.clamp(0, student.shape[1] - 1).unsqueeze(1)
+        of_labels = -(student * temperature).log_softmax(1).gather(1, columns).squeeze(1)
     if teacher.indices is not None:
         student = Places.of(teacher, inputs.classes).log_probabilities(student)
         of_teacher = log_probabilities_with_rest(teacher, student, measure.divergence)
@@ -33,6 +37,8 @@ def losses_of_rows(inputs: Inputs) -> Tensor:
     else:
         of_teacher = log_probabilities(teacher)
     losses, _ = measure.losses_and_slopes(student, of_teacher.to(student.dtype), inputs.may_be_masked)
+    if of_labels is not None:
+        losses = losses + measure.hard_weight * of_labels
     return losses if ignored is None else losses.masked_fill(ignored, 0)
 
 

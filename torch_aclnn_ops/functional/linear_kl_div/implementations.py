@@ -5,7 +5,7 @@ import math
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
-from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, flat
+from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, check_labels, flat
 from torch_aclnn_ops.functional.linear_kl_div.autograd import ENGINE
 from torch_aclnn_ops.functional.linear_kl_div.divergences import Measure
 from torch_aclnn_ops.functional.linear_kl_div.inputs import Inputs, Options, Teacher
@@ -43,7 +43,14 @@ def prepare(
     needed = tuple(torch.is_grad_enabled() and one is not None and one.requires_grad for one in student)
     if target is not None:
         # As int64, because a uint8 of 156 equals -100.
-        target = (target.reshape(-1).long() == ignore_index) * IGNORED
+        target = target.reshape(-1).long()
+        ignored = target == ignore_index
+        if measure.hard_weight:
+            # A process that raised alone would leave the others waiting.
+            total, may_raise = (weight.shape[0], True) if shards is None else (shards.total, False)
+            target = check_labels(target, ignored, total, may_raise).masked_fill(ignored, IGNORED)
+        else:
+            target = ignored * IGNORED
     options = Options(measure, logits, (needed[0], needed[1], needed[2]))
     inputs = Inputs(flat(input), weight, bias, teacher, target, options, shards, reduce_input_grad)
     if logits.max_memory is not None and not torch.compiler.is_compiling():
@@ -57,8 +64,10 @@ def compute(inputs: Inputs, token_weight: Tensor | None, reduction: str, zero_if
         inputs = check_agreement(inputs, inputs.shards, reduction, token_weight, zero_if_all_ignored)
     ignored = None if inputs.target is None else inputs.target == IGNORED
     counts = inputs.input.new_ones(inputs.input.shape[0], dtype=inputs.loss_dtype())
+    classes = inputs.linear_weight.shape[0] if inputs.shards is None else inputs.shards.total
+    if inputs.target is not None and inputs.options.measure.hard_weight:
+        counts = counts.masked_fill(inputs.target == classes, math.nan)
     if inputs.teacher.indices is not None:
-        classes = inputs.linear_weight.shape[0] if inputs.shards is None else inputs.shards.total
         counts = counts.masked_fill(check_classes(inputs.teacher.indices, ignored, classes), math.nan)
     if token_weight is not None:
         counts = counts * token_weight.reshape(-1).to(accumulation_dtype(inputs.input.dtype))

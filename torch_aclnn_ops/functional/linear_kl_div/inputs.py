@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
     linear_weight: Tensor  # shape (V, H)
     linear_bias: Tensor | None  # shape (V,)
     teacher: Teacher
-    target: Tensor | None  # ``IGNORED`` for an ignored row, else 0, shape (N,)
+    target: Tensor | None  # ``IGNORED`` for an ignored row, else the label if it counts or 0, shape (N,)
     options: Options
     shards: VocabularyShards | None = None  # how processes share the vocabulary, if they do
     reduce_input_grad: bool = True  # sum the gradient of the input over these processes
@@ -63,6 +63,16 @@ class Inputs(NamedTuple):
     def student(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """What a loss is differentiated by. Dynamo of torch before 2.12 does not trace slices of named tuples."""
         return self.input, self.linear_weight, self.linear_bias
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The labels whose cross entropy is added, if it is."""
+        return self.target if self.options.measure.hard_weight else None
+
+    @property
+    def temporaries(self) -> int:
+        """The number of tensors of a block's size that a block needs at once."""
+        return _TEMPORARIES if self.labels is None else _TEMPORARIES + 2
 
     @property
     def may_be_masked(self) -> bool:
@@ -95,9 +105,9 @@ class Inputs(NamedTuple):
             beside = block * teacher.shape[1] * sizes.wide_itemsize if sizes.is_widened else 0
         copies = 1 if self.teacher.indices is not None else 2
         if weight.is_cpu and self.shards is None:
-            beside += _TEMPORARIES * self.rows_of_block(rows, classes) * classes * self.loss_dtype().itemsize
+            beside += self.temporaries * self.rows_of_block(rows, classes) * classes * self.loss_dtype().itemsize
         else:
-            copies += _TEMPORARIES
+            copies += self.temporaries
         sizes = Sizes(rows, classes, weight.shape[1], weight.dtype, weight.is_cpu, beside)
         is_alone = self.shards is None
         with_gradient = self.options.gradients[1] if is_alone else True
@@ -123,7 +133,7 @@ class Inputs(NamedTuple):
         row = self.loss_dtype().itemsize
         most = min(rows, tiling.rows_of_block(classes, row), rows if logits.chunk_size is None else logits.chunk_size)
         if logits.max_memory is not None:
-            most = min(most, logits.max_memory // (2 * _TEMPORARIES * row * classes))
+            most = min(most, logits.max_memory // (2 * self.temporaries * row * classes))
         return max(most, 1)
 
     def loss_dtype(self) -> torch.dtype:

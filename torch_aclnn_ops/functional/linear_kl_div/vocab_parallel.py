@@ -39,6 +39,7 @@ def check_agreement(
         "reduction": reduction,
         "divergence": measure.divergence,
         "beta": measure.beta,
+        "hard_weight": measure.hard_weight,
         "temperature": logits.temperature,
         "the rows per chunk, from chunk_size or max_memory,": inputs.tile(input.shape[0]).rows_per_chunk,
         "reduce_input_grad": inputs.reduce_input_grad,
