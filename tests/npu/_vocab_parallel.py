@@ -88,6 +88,24 @@ def rows_that_are_ignored_or_absent(device):
     return [tensor.abs().sum().item() for tensor in found]
 
 
+def outputs(device):
+    """All results and the gradients of a function of them, and those of one process."""
+    found = []
+    options = {"lse_square_scale": 0.1, "outputs": ("log_probabilities", "logsumexp", "z_loss"), "reduction": "none"}
+    for (input, head, target), shared in zip(_leaves(device), ({}, {"process_group": dist.group.WORLD}), strict=True):
+        sizes = {"vocab_sizes": _SHARED["vocab_sizes"]} if shared else {}
+        results = [
+            one for one in F.linear_cross_entropy(input, head, target, **options, **shared, **sizes) if one is not None
+        ]
+        # Some gradients of losses are 0, and then those of the log-sum-exp are not.
+        factors = torch.arange(len(target)).remainder(3).to(input.device)
+        total = sum((one * factors).sum() for one in results[:-1]) + results[-1].square().sum()
+        found.append([one.float().cpu() for one in (*results, *torch.autograd.grad(total, (input, head)))])
+    whole, shard = found
+    whole[-1] = whole[-1].split(_SHARED["vocab_sizes"])[dist.get_rank()]
+    return whole, shard
+
+
 def second_derivative(device):
     """The derivative of a function of the gradient of the input, and that of one process."""
     found = []
@@ -124,7 +142,7 @@ def disagreement(device, what, checks_values):
 
 
 def launches(device):
-    """How many operators a call launches, forward and backward, by reduction; 256 classes for each process."""
+    """How many operators a call launches, forward and backward; 256 classes for each process."""
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(64, 32, generator=generator).bfloat16().to(device).requires_grad_()
     head = (0.2 * torch.randn(512, 32, generator=generator)).bfloat16().chunk(2)[dist.get_rank()]
@@ -132,11 +150,17 @@ def launches(device):
     target = torch.randint(512, (64,), generator=generator).to(device)
     options = {"process_group": dist.group.WORLD, "vocab_sizes": (256, 256)}
 
-    def call(reduction):
-        loss = F.linear_cross_entropy(input, head, target, reduction=reduction, **options)
+    def call(more):
+        loss = F.linear_cross_entropy(input, head, target, **more, **options)
         torch.autograd.grad(loss, (input, head), torch.ones_like(loss))
 
-    return {name: count_launches(partial(call, name)) for name in ("mean", "sum", "none")}
+    calls = {
+        "mean": {},
+        "sum": {"reduction": "sum"},
+        "none": {"reduction": "none"},
+        "z-loss": {"lse_square_scale": 0.1},
+    }
+    return {name: count_launches(partial(call, more)) for name, more in calls.items()}
 
 
 def divergence_of_an_empty_shard(device):

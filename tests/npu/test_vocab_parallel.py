@@ -66,6 +66,12 @@ def test_rows_that_are_ignored_or_absent_contribute_zero(backend):
     assert run(cases.rows_that_are_ignored_or_absent, 2, device="npu", backend=backend) == [[0] * 6] * 2
 
 
+def test_outputs_and_their_gradients_equal_those_of_one_process(backend):
+    for whole, shard in run(cases.outputs, 2, device="npu", backend=backend):
+        for expected, found in zip(whole, shard, strict=True):
+            assert float((found - expected).norm() / expected.norm()) < 2**-7
+
+
 def test_a_gradient_can_be_differentiated(backend):
     for expected, found in run(cases.second_derivative, 2, device="npu", backend=backend):
         assert float((found - expected).norm() / expected.norm()) < 2**-7

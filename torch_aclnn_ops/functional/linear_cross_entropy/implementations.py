@@ -1,8 +1,8 @@
 """The implementations of a call, and the choice among them, which is made once per call.
 
 =============================  =====================================================================================
-by CANN's fused operators      ``fused_loss``: from the losses of all rows; without a z-loss and further outputs also by
-                               ranks that share a vocabulary, if they all have the operators
+by CANN's fused operators      ``fused_loss``: from the losses of all rows; also by ranks that share a vocabulary, if
+                               all have the operators
 other scalar losses            ``loss_with_gradients``: computed together with its gradients, chunk by chunk
 everything else                ``loss_of_statistics``: from differentiable statistics of each row, which are computed by
                                CANN's fused operators or in chunks, for each position of a K-dimensional loss, or by
@@ -152,12 +152,10 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
 
 def _can_fuse_loss(call: LossCall) -> bool:
     """Return whether CANN's operators compute the losses of rows, and their gradients, which are those of both."""
-    options, gradients = call.options, call.inputs.requested.gradients
+    gradients = call.inputs.requested.gradients
     if torch.compiler.is_compiling():
         return False
     if call.shards is not None:
-        if options.lse_square_scale != 0 or options.outputs:
-            return False
         # On every rank: those that differentiate a gradient need the same collectives.
         if call.shards.excess or any(why_not_classes(size) is not None for size in call.shards.sizes):
             return False

@@ -118,6 +118,7 @@ class SharedVocabulary:
             sum_exp_logits=whole.log_sum_exp.exp(),
             predicted=whole.predicted,
             has_class=gathered[:, -1].any(0),
+            is_here=reduced.has_class,
         )
 
     def _summarize(self, inputs: Inputs, dtype: torch.dtype) -> Summary:

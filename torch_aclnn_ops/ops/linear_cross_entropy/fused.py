@@ -26,6 +26,7 @@ class Reduced(NamedTuple):
     target_mask: Tensor  # packed, as CANN's operators take it: 1 for a row without a class
     masked_target: Tensor  # 0 for a row without a class
     has_class: Tensor
+    is_here: Tensor | None = None  # whether the class is in this shard; ``None`` if there are no others
 
 
 Combine = Callable[[Inputs, Reduced], Reduced]
@@ -117,10 +118,12 @@ def fused_gradients_of_losses(
         assert grad_log_sum_exp is not None
         grad_losses = torch.zeros_like(grad_log_sum_exp)
     if grad_log_sum_exp is not None:
-        of_softmax, is_masked = grad_losses + grad_log_sum_exp, grad_losses == 0
-        ratio = (grad_losses / of_softmax).masked_fill_(is_masked, 1)
+        of_softmax = grad_losses + grad_log_sum_exp
+        of_class = grad_losses if reduced.is_here is None else grad_losses * reduced.is_here
+        is_masked = of_class == 0
+        ratio = (of_class / of_softmax).masked_fill_(is_masked, 1)
         reduced = reduced._replace(target_mask=is_masked, sum_exp_logits=reduced.sum_exp_logits * ratio)
-        grad_losses = of_softmax.where(is_masked, grad_losses)
+        grad_losses = of_softmax.where(is_masked, of_class)
     gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
         grad_losses,
         input,
