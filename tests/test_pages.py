@@ -164,6 +164,13 @@ def test_the_reference_lists_every_public_name(module):
     assert not missing
 
 
+@pytest.mark.parametrize("module", PUBLIC)
+def test_docstrings_have_60_lines_at_most(module):
+    public = importlib.import_module(module)
+    texts = {name: inspect.getdoc(getattr(public, name)) or "" for name in public.__all__}
+    assert not [name for name, text in texts.items() if text.count("\n") >= 60]
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_operator_has_a_page_with_formula_limits_launches_and_precision(operator):
     text = (ROOT / f"docs/operators/{operator}.md").read_text()

@@ -68,8 +68,7 @@ def linear_kl_div(
         teacher_bias: Added to the teacher's logits, shape (V,).
         teacher_log_probs: Log-probabilities of all classes instead of the teacher's head, shape (..., V).
         teacher_probs: Probabilities of all classes instead of the teacher's head, shape (..., V).
-        teacher_top_k: Indices and log-probabilities of some classes, two tensors of shape (..., k); the others are
-            merged into one class with the remaining probability.
+        teacher_top_k: Indices and log-probabilities of some classes, shape (..., k); the others are merged into one.
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
             ``"jensen_shannon"``, with m = beta teacher + (1 - beta) student the sum of beta KL(teacher || m) and
             (1 - beta) KL(student || m).
@@ -82,16 +81,14 @@ def linear_kl_div(
         hard_weight: Factor of the cross entropy of ``target``, at a temperature of 1, which is added to each row's
             divergence. Its gradient is computed from the same logits.
         ignore_index: The label of ignored rows; only with ``target``.
-        shift: Number of positions by which labels are shifted, ``True`` for 1. ``token_weight``, and the loss with
-            ``"none"``, are aligned with the labels.
+        shift: Number of positions by which labels are shifted, ``True`` for 1; results are aligned with the labels.
         token_weight: Factor of each row's loss, shape of the rows, floating point, differentiable.
         reduction: ``"none"``, ``"mean"`` (over the rows that are not ignored, by ``token_weight``) or ``"sum"``.
         zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN. The gradients are 0 anyway.
         chunk_size: Number of rows whose logits are materialized at a time.
         max_memory: Bytes that may be allocated besides arguments and results, which determines the chunk size.
-        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded, in rank order.
-            Heads, biases and probabilities then have this rank's classes; the indices of ``teacher_top_k`` refer to the
-            full vocabulary.
+        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded, in rank order:
+            heads, biases and probabilities have this rank's classes; ``teacher_top_k`` has indices of all classes.
         vocab_sizes: Number of ``linear_weight``'s rows on each rank, which saves a collective.
         reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks.
 
