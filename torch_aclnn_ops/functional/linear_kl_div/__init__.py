@@ -57,7 +57,6 @@ def linear_kl_div(
 
     The student's distribution is ``softmax(linear(input, linear_weight, linear_bias) / temperature)``. The teacher's is
     computed in the same way from a head of its own, or given as probabilities, to which ``temperature`` does not apply.
-    For 16-bit inputs the loss is float32, and gradients are accumulated in float32.
 
     Args:
         input: The student's rows, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.
@@ -93,8 +92,7 @@ def linear_kl_div(
         reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks.
 
     Returns:
-        The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. On devices other than
-        the CPU it is NaN if ``teacher_top_k`` has an invalid or a repeated class.
+        The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs.
 
     Raises:
         IndexError: ``teacher_top_k``, or with ``hard_weight`` ``target``, has a class out of range (on a CPU in eager
