@@ -1,0 +1,187 @@
+"""Run other people's libraries, unmodified, on the host NPU and on the CPU: ``python -m tests.client_programs``.
+
+The programs in ``tests/clients`` train a tiny model by each library and print their losses, which have to be those of
+the CPU. A test of a library's own has to succeed. ``make clients`` installs the libraries into an environment of their
+own and writes docs/programs.md.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import host_npu
+
+_FOLDER = Path(__file__).parent / "clients"
+_PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
+_SECONDS = 900
+_RANKS = "-m torch.distributed.run --standalone --nproc_per_node 2"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A library in use.
+
+    Attributes:
+        name: What it does there.
+        package: The distribution that does it, whose version the page names.
+        command: What follows ``python -m host_npu``.
+        reference: What follows it on the CPU; nothing for a library's own test, which compares by itself.
+        close: How far a loss may be from the CPU's, relative to it.
+    """
+
+    name: str
+    package: str
+    command: str
+    reference: str = ""
+    close: float = 1e-5
+
+
+def _zero(stage: int, *options: str) -> Client:
+    title = f"DeepSpeed ZeRO {stage}" + "".join(f", {option}" for option in options)
+    return Client(
+        f"{title}, from a checkpoint, 2 ranks",
+        "deepspeed",
+        f"--devices 2 {_RANKS} zero.py npu {stage} {' '.join(options)}".strip(),
+        "zero.py cpu",
+    )
+
+
+CLIENTS = (
+    Client("Trainer, sdpa", "transformers", "trainer.py npu sdpa", "trainer.py cpu sdpa"),
+    # The CPU has no flash attention: its bfloat16 rounds in other places.
+    Client(
+        "Trainer, flash_attention_2, bfloat16",
+        "transformers",
+        "trainer.py npu flash_attention_2",
+        "trainer.py cpu flash_attention_2",
+        close=1e-2,
+    ),
+    Client("Trainer with LoRA", "peft", "trainer.py npu sdpa lora", "trainer.py cpu sdpa lora"),
+    Client("SFTTrainer", "trl", "sft.py npu", "sft.py cpu"),
+    *(_zero(stage) for stage in range(4)),
+    *(_zero(stage, "offload") for stage in (2, 3)),
+    *(
+        Client(f"its own {script}, 2 ranks", "accelerate", f"--devices 2 {_RANKS} -m {module}")
+        for script in ("test_script", "test_sync", "test_ops")
+        for module in (f"accelerate.test_utils.scripts.{script}",)
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a client: an empty sentence if it is well."""
+
+    client: Client
+    seconds: float
+    problem: str
+
+
+@cache
+def _output(command: str) -> tuple[str, str]:
+    """Return what the command prints, and how it failed, if it did."""
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TOKENIZERS_PARALLELISM": "false"}
+    whole = [sys.executable, "-m", "host_npu", *shlex.split(command)]
+    try:
+        done = subprocess.run(
+            whole, cwd=_FOLDER, env=environment, timeout=_SECONDS, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"not finished after {_SECONDS} s"
+    if done.returncode == 0:
+        return done.stdout, ""
+    last = [line for line in done.stderr.splitlines() if "Error" in line] or done.stderr.splitlines()[-1:]
+    return done.stdout, f"status {done.returncode}: {last[0] if last else 'nothing was printed'}"
+
+
+def _losses(output: str) -> list[float]:
+    return [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
+
+
+def difference(found: list[float], expected: list[float], close: float) -> str:
+    """Return how losses differ from the expected ones, or nothing."""
+    if not expected or len(found) != len(expected):
+        return f"{len(found)} losses instead of {len(expected)}"
+    for step, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if not abs(one - other) <= close * abs(other):
+            return f"loss {step} is {one} instead of {other}"
+    return ""
+
+
+def run(client: Client) -> Result:
+    """Run a client on the host NPU and on the CPU, and compare their losses."""
+    start = time.monotonic()
+    output, problem = _output(client.command)
+    seconds = time.monotonic() - start
+    if client.reference and not problem:
+        expected, problem = _output(client.reference)
+        problem = problem or difference(_losses(output), _losses(expected), client.close)
+    return Result(client, seconds, problem)
+
+
+_TITLE = """\
+# Programs that run
+
+Libraries that run on the host NPU as they are installed. `make -C host-npu clients` installs them into an environment
+of their own, trains a tiny language model by each on the host NPU and on the CPU, compares the losses of every step and
+writes this page. The programs are in `tests/clients`; those with 2 ranks run on two simulated NPUs. A library's own
+test has no losses to compare: it succeeds. The seconds include the start, and depend on the machine and its load.
+
+This page was written by host_npu {version} with torch {torch} and torch_npu {torch_npu}.
+
+| library | version | what runs | `python -m host_npu ...` | losses | seconds |
+|---|---|---|---|---|---|
+"""
+
+
+def page(results: list[Result]) -> str:
+    """Return the page of the results."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
+    rows = [
+        f"| {client.package} | {importlib.metadata.version(client.package)} | {client.name} | `{client.command}` | "
+        f"{_said(client, result.problem)} | {result.seconds:.0f} |"
+        for result in results
+        for client in (result.client,)
+    ]
+    return _TITLE.format(version=host_npu.__version__, **versions) + "\n".join(rows) + "\n"
+
+
+def _said(client: Client, problem: str) -> str:
+    if problem:
+        return problem.replace("|", " ")
+    return f"equal within {client.close:g}" if client.reference else "its own test"
+
+
+def main() -> int:
+    """Run the clients that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of names of clients or libraries (default: all)")
+    parser.add_argument("--write", action="store_true", help="write docs/programs.md")
+    parser.add_argument("--jobs", type=int, default=2, help="how many run at a time (default: 2)")
+    arguments = parser.parse_args()
+    wanted = [
+        client
+        for client in CLIENTS
+        if not arguments.names or any(part in f"{client.package} {client.name}" for part in arguments.names)
+    ]
+    results = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for result in pool.map(run, wanted):
+            results.append(result)
+            what = f"{result.client.package}, {result.client.name}"
+            print(f"{what}: {result.problem or 'well'}, {result.seconds:.0f} s", flush=True)
+    if arguments.write:
+        _PAGE.write_text(page(results))
+    return int(any(result.problem for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""A tiny language model and its data, the same on every device."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCABULARY, TOKENS, STEPS = 128, 16, 6
+
+
+def model(**options):
+    """Return a model with the weights of seed 0."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        **options,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def rows(count=4 * STEPS):
+    """Return rows of tokens, which repeat, so that there is something to learn."""
+    starts = torch.randint(3, VOCABULARY, (count, 1), generator=torch.Generator().manual_seed(0))
+    return (starts + torch.arange(TOKENS) * 7) % (VOCABULARY - 3) + 3
+
+
+def say(losses):
+    """Print losses as the table of clients reads them."""
+    for loss in losses:
+        print(f"loss {float(loss):.9g}", flush=True)

@@ -1,0 +1,40 @@
+"""The comparison of other people's libraries on the host NPU with the CPU."""
+
+from pathlib import Path
+
+import pytest
+from tests.client_programs import CLIENTS, Client, difference, page, run
+
+_PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "problem"),
+    [
+        ([3.0, 2.0], [3.0, 2.000001], ""),
+        ([3.0, 2.0], [3.0, 2.1], "loss 1 is 2.0 instead of 2.1"),
+        ([float("nan")], [2.0], "loss 0 is nan instead of 2.0"),
+        ([2.0], [2.0, 1.0], "1 losses instead of 2"),
+        ([], [], "0 losses instead of 0"),
+    ],
+    ids=["close", "another loss", "nan", "too few", "none"],
+)
+def test_losses_are_those_of_the_cpu(found, expected, problem):
+    assert difference(found, expected, 1e-5) == problem
+
+
+def test_a_client_says_its_losses_or_its_error():
+    client = Client("a loss", "pytest", "-c \"print('loss 2')\"", '-c "raise ValueError(1)"')
+    assert run(client).problem == "status 1: ValueError: 1"
+
+
+def test_the_page_has_a_line_for_each_client():
+    lines = page([run(Client("its own test", "pytest", "-c pass"))]).splitlines()
+    assert lines[-1].startswith(f"| pytest | {pytest.__version__} | its own test | `-c pass` | its own test |")
+
+
+def test_the_page_names_every_client():
+    rows = [line.split(" | ") for line in _PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    assert [(row[0], row[2], row[3]) for row in rows] == [
+        (f"| {client.package}", client.name, f"`{client.command}`") for client in CLIENTS
+    ]
