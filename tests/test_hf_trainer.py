@@ -142,13 +142,16 @@ def test_gradient_accumulation_normalizes_by_the_labels_of_all_micro_batches(tmp
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and all(map(math.isfinite, losses[0]))
 
 
-def test_label_smoothing_of_the_trainer_gets_real_logits(tmp_path):
-    losses = []
+def test_label_smoothing_of_the_trainer_gets_real_logits_and_one_warning(tmp_path):
+    losses, told = [], []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):
         trainer = make_trainer(tmp_path / str(len(losses)), model, label_smoothing_factor=0.1, max_steps=2)
-        trainer.train()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train()
         losses.append(trainer.losses)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+        told.append(sum("called in training without labels" in str(one.message) for one in caught))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and told == [0, 1]
 
 
 def test_predictions_are_real_logits(trained):

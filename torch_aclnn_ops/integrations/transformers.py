@@ -233,9 +233,13 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
     if torch.compiler.is_compiling():
         return _without_logits(output) if is_without_logits else output if has_loss else _real(output)
     if not record.losses:
-        is_saving = is_without_logits or (model.training and torch.is_grad_enabled())
-        if has_loss and is_saving and not record.is_told and not is_disabled():
-            _tell(model, record, bool(kwargs.get("fused_lm_head")))
+        is_training = model.training and torch.is_grad_enabled()
+        if (is_without_logits or is_training) and not record.is_told and not is_disabled():
+            if has_loss:
+                _tell(model, record, bool(kwargs.get("fused_lm_head")))
+            elif record.heads:
+                record.is_told = True
+                _warn(model, _NO_LABELS)
         output = _real(output)
     elif is_without_logits:
         if not record.is_eval_told:
@@ -248,6 +252,13 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
         output = _without_logits(output)
     record.is_seen = False
     return output
+
+
+_NO_LABELS = (
+    "it was called in training without labels, as by a Trainer with label_smoothing_factor or compute_loss_func; pass"
+    " labels to the model, or compute the loss of its hidden states by functional.linear_cross_entropy, which takes"
+    " label_smoothing"
+)
 
 
 def _has_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
