@@ -486,6 +486,13 @@ def test_a_shift_of_the_whole_sequence_leaves_no_label(reduction):
     assert torch.autograd.grad(loss.sum(), input)[0].count_nonzero() == 0
 
 
+def test_megatrons_label_smoothing_is_spread_over_the_other_classes():
+    input, head, target = torch.rand(N, H).double(), torch.rand(C, H).double(), torch.arange(N)
+    found = ours.linear_cross_entropy(input, head, target, label_smoothing=0.1 * C / (C - 1), reduction="none")
+    probabilities = torch.full((N, C), 0.1 / (C - 1)).double().scatter(1, target[:, None], 0.9)
+    torch.testing.assert_close(found, functional.cross_entropy(input @ head.T, probabilities, reduction="none"))
+
+
 def test_a_shift_copies_no_rows(monkeypatch):
     given = []
     choose = implementations.choose
