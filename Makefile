@@ -4,9 +4,12 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
+# torch alone is enough to compile, and the rest is installed meanwhile.
+WITH_TORCH := $(VENV)/with_torch
 INSTALLED := $(VENV)/installed
 
 BUILT := $(VENV)/built
+LIBRARIES_OF_HOST_NPU := $(VENV)/built_libraries
 BUILT_HOST_NPU := $(VENV)/built_host_npu
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
 HOST_NPU_SOURCES := host-npu/setup.py $(shell find host-npu/csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
@@ -26,23 +29,30 @@ endif
 .PHONY: setup demo test test-npu test-all docs matrix aarch64 lint bench gallery soak release-check precision phase-one collectives \
     asan tsan fuzz clean
 
-setup: $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
+setup:
+	$(MAKE) --no-print-directory --jobs 3 $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
 
-# Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
-$(INSTALLED): pyproject.toml host-npu/pyproject.toml
+$(WITH_TORCH):
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(TORCH) "setuptools>=77" ninja
 	$(PIP) torch_npu==$(TORCH)
+	touch $@
+
+# Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
+$(INSTALLED): pyproject.toml host-npu/pyproject.toml | $(WITH_TORCH)
 	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[examples,test,lint]"
 	touch $@
 
-$(BUILT): $(SOURCES) | $(INSTALLED)
+$(BUILT): $(SOURCES) | $(WITH_TORCH)
 	TORCH_ACLNN_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	touch $@
 
 # pip hides what a build prints, so that the libraries are compiled before it.
-$(BUILT_HOST_NPU): $(HOST_NPU_SOURCES) | $(INSTALLED)
+$(LIBRARIES_OF_HOST_NPU): $(HOST_NPU_SOURCES) | $(WITH_TORCH)
 	$(RUN) host-npu/csrc/build.py
+	touch $@
+
+$(BUILT_HOST_NPU): $(LIBRARIES_OF_HOST_NPU) | $(INSTALLED)
 	$(PIP) --no-build-isolation --editable "./host-npu[test]"
 	touch $@
 
