@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
 STATE = ("step", "exp_avg", "exp_avg_sq", "ema_params")
 SETTINGS = {"lr": 1e-2, "ema_decay": 0.9}
 OPTIONS = {

@@ -22,6 +22,7 @@ from tests._optim import (
     assert_all_close,
     assert_all_equal,
     averages_of,
+    each_flatten,
     states_of,
     train,
     train_with_torch,
@@ -107,7 +108,7 @@ def test_200_steps_of_bfloat16_parameters_equal_rounded_float32_parameters():
     assert_all_equal(weights_of(model), [master.bfloat16() for master in masters])
 
 
-@pytest.mark.parametrize("flatten", [False, True])
+@each_flatten
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_with_ema_start_step_1_weights_and_averages_equal_adamw_and_swa_utils_bit_for_bit(dtype, flatten):
     # The two sides of the diff in docs/migrate.md.

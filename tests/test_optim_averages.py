@@ -11,9 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests._optim import SETTINGS, Weights, assert_all_close, assert_all_equal, averages_of, train, weights_of
-
-each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+from tests._optim import (
+    SETTINGS,
+    Weights,
+    assert_all_close,
+    assert_all_equal,
+    averages_of,
+    each_flatten,
+    train,
+    weights_of,
+)
 
 
 def ratio(decay, n):

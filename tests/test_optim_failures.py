@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests._failing_steps import CONFIGURATIONS, Attempt, Failed, FailOperators
-from tests._optim import OPTIONS, SETTINGS, assert_all_equal, states_of
+from tests._optim import OPTIONS, SETTINGS, assert_all_equal, each_flatten, states_of
 
 each_configuration = pytest.mark.parametrize("name", CONFIGURATIONS)
 NOTE = "FusedEmaAdam: the step stopped midway, so that parameters may be partly updated; load a checkpoint"
@@ -36,7 +36,7 @@ def fail_in_second_group(optimizer):
     FailOperators(1, 1, "fused_adam").run(optimizer.step)
 
 
-@pytest.mark.parametrize("flatten", [False, True])
+@each_flatten
 def test_a_step_that_fails_midway_says_to_load_a_checkpoint(flatten):
     weights, optimizer = groups(flatten=flatten)
     with pytest.raises(Failed) as caught:
@@ -45,7 +45,7 @@ def test_a_step_that_fails_midway_says_to_load_a_checkpoint(flatten):
     assert all(weight.grad is not None for weight in weights)
 
 
-@pytest.mark.parametrize("flatten", [False, True])
+@each_flatten
 def test_what_a_step_refuses_changes_nothing_and_has_no_note(flatten):
     weights, optimizer = groups(flatten=flatten)
     before = [weight.detach().clone() for weight in weights] + states_of(optimizer)
@@ -56,7 +56,7 @@ def test_what_a_step_refuses_changes_nothing_and_has_no_note(flatten):
     assert_all_equal([*(weight.detach() for weight in weights), *states_of(optimizer)], before)
 
 
-@pytest.mark.parametrize("flatten", [False, True])
+@each_flatten
 def test_states_of_all_groups_are_made_before_the_first_write(flatten):
     weights = [nn.Parameter(torch.full((3,), float(i))) for i in range(4)]
     optimizer = FusedEmaAdam([{"params": weights[:3]}, {"params": weights[3:]}], **SETTINGS, flatten=flatten)

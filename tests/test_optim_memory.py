@@ -15,9 +15,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests._optim import SETTINGS, Weights, assert_all_close, assert_all_equal, averages_of, states_of, train
+from tests._optim import (
+    SETTINGS,
+    Weights,
+    assert_all_close,
+    assert_all_equal,
+    averages_of,
+    each_flatten,
+    states_of,
+    train,
+)
 
-each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
 each_storage = pytest.mark.parametrize(
     ("dtype", "master_weights"),
     [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)],

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests._optim import SETTINGS, assert_all_close, assert_all_equal, states_of
-
-each_flatten = pytest.mark.parametrize("flatten", [True, False], ids=["flattened", "one by one"])
+from tests._optim import SETTINGS, assert_all_close, assert_all_equal, each_flatten, states_of
 
 
 class Training:

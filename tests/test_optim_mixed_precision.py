@@ -12,11 +12,20 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests._optim import SETTINGS, STATE, Weights, assert_all_close, assert_all_equal, states_of, train, weights_of
+from tests._optim import (
+    SETTINGS,
+    STATE,
+    Weights,
+    assert_all_close,
+    assert_all_equal,
+    each_flatten,
+    states_of,
+    train,
+    weights_of,
+)
 
 HALF = [torch.bfloat16, torch.float16]
 each_half = pytest.mark.parametrize("dtype", HALF)
-each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
 
 
 @each_flatten
@@ -317,7 +326,7 @@ def test_master_weights_of_a_state_without_averages_are_kept(dtype, flatten):
         assert torch.equal(other.state[other_weight]["master_params"], expected)
 
 
-@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@each_flatten
 def test_an_assigned_master_weights_takes_effect_in_the_next_step(flatten):
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = FusedEmaAdam([weight], lr=0.1, flatten=flatten)

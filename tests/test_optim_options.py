@@ -23,6 +23,7 @@ from tests._optim import (
     assert_all_equal,
     averages_of,
     each_dtype,
+    each_flatten,
     states_of,
     train,
     weights_of,
@@ -241,7 +242,7 @@ def test_hooks_of_a_step_run():
     assert calls == ["before", "after"]
 
 
-@pytest.mark.parametrize("flatten", [False, True])
+@each_flatten
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.every_nth_case(5)
 def test_a_compiled_step_with_a_scheduler_is_compiled_twice_at_most(backend, flatten):
@@ -356,7 +357,7 @@ def test_a_step_with_an_option_that_became_invalid_raises_and_changes_nothing(op
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
 
 
-@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@each_flatten
 @pytest.mark.parametrize(
     "options, spoil, sentence",
     [

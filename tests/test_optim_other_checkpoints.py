@@ -26,6 +26,7 @@ from tests._optim import (
     assert_all_close,
     assert_all_equal,
     averages_of,
+    each_flatten,
     states_of,
     train,
     weights_of,
@@ -33,7 +34,6 @@ from tests._optim import (
 
 OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
-each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
 
 
 def network(dtype=torch.float64):

@@ -17,6 +17,7 @@ from tests._optim import (
     assert_all_equal,
     averages_of,
     each_dtype,
+    each_flatten,
     states_of,
     train,
     weights_of,
@@ -104,7 +105,7 @@ def test_a_change_of_a_parameter_that_was_never_updated_raises_and_the_weights_a
         assert torch.equal(weight.detach(), torch.ones(2))
 
 
-@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@each_flatten
 def test_a_swap_after_loading_adamw_takes_over_the_averages_of_swa_utils(flatten):
     model = Weights()
     theirs = torch.optim.AdamW(model.parameters())
@@ -159,7 +160,7 @@ CONVERSIONS = {
 }
 
 
-@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@each_flatten
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 @each_dtype
 def test_a_model_that_a_swap_converted_has_its_weights_dtype_and_averages_afterwards(dtype, conversion, flatten):
@@ -184,7 +185,7 @@ def test_a_parameter_that_a_swap_converted_and_changed_has_the_change_in_its_ave
     assert torch.equal(optimizer.state[weight]["ema_params"], average)
 
 
-@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@each_flatten
 def test_frozen_parameters_that_a_swap_converted_have_their_dtype_afterwards(flatten):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)

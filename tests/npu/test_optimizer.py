@@ -16,6 +16,7 @@ from tests._optim import (
     assert_all_close,
     assert_all_equal,
     averages_of,
+    each_flatten,
     states_of,
     train,
     train_with_torch,
@@ -23,7 +24,6 @@ from tests._optim import (
 )
 
 OPERATOR = "aclnnApplyFusedEmaAdam"
-each_flatten = pytest.mark.parametrize("flatten", [True, False], ids=["flattened", "one by one"])
 
 
 def on_the_cpu(tensors):

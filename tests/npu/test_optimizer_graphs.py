@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests._optim import assert_all_close, states_of
+from tests._optim import assert_all_close, each_flatten, states_of
 
 pytestmark = [
     pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures in another way"),
@@ -48,9 +48,6 @@ class Training:
         with torch.npu.graph(graph):
             self.step(only_first=only_first)
         return graph
-
-
-each_flatten = pytest.mark.parametrize("flatten", [True, False], ids=["flattened", "one by one"])
 
 
 def assert_same(replayed, plain):
