@@ -8,6 +8,7 @@ from torch_aclnn_ops import disabled
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations.transformers import patch_model
 
+import peft
 import pytest
 import torch
 from transformers import Trainer, TrainingArguments
@@ -151,6 +152,14 @@ def test_a_loss_that_needs_logits_is_warned_of_and_returns_them():
     with pytest.warns(UserWarning, match="saves no memory: softmax needs them"):
         output, _ = _call(_patch(model))
     assert isinstance(output.logits, torch.Tensor)
+
+
+def test_an_adapter_that_bypasses_the_head_is_warned_of():
+    model = peft.get_peft_model(make(), peft.HRAConfig(target_modules=["lm_head"], r=4)).eval()
+    expected = _call(model)[0]
+    with pytest.warns(UserWarning, match="saves no memory: its head, .* was not called as a linear layer"):
+        output, _ = _call(_patch(model))
+    torch.testing.assert_close(output.loss, expected.loss)
 
 
 def test_an_option_that_is_no_bool_raises():

@@ -4,15 +4,15 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch_aclnn_ops._checks import check_bool
 from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.integrations import _lazy_heads
-from torch_aclnn_ops.integrations._head_layers import is_plain
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
+from torch_aclnn_ops.integrations._patch_warnings import NO_LABELS, warn, warn_of_reason
 
 import torch
 from torch import nn
@@ -217,7 +217,7 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         linears = _linears(model)
         if not all(_lazy_heads.is_patched(linear, record) for linear in linears) or not linears:
             record.is_told = True
-            _warn(
+            warn(
                 model,
                 "its head was replaced or got adapters after patch_model, as resize_token_embeddings and"
                 " get_peft_model do; call patch_model again",
@@ -236,10 +236,10 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
         is_training = model.training and torch.is_grad_enabled()
         if (is_without_logits or is_training) and not record.is_told and not is_disabled():
             if has_loss:
-                _tell(model, record, bool(kwargs.get("fused_lm_head")))
+                warn_of_reason(model, record, bool(kwargs.get("fused_lm_head")))
             elif record.heads:
                 record.is_told = True
-                _warn(model, _NO_LABELS)
+                warn(model, NO_LABELS)
         output = _real(output)
     elif is_without_logits:
         if not record.is_eval_told:
@@ -254,55 +254,11 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
     return output
 
 
-_NO_LABELS = (
-    "it was called in training without labels, as by a Trainer with label_smoothing_factor or compute_loss_func; pass"
-    " labels to the model, or compute the loss of its hidden states by functional.linear_cross_entropy, which takes"
-    " label_smoothing"
-)
-
-
 def _has_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if kwargs.get("labels") is not None or torch.compiler.is_compiling():
         return kwargs.get("labels") is not None
     names = list(inspect.signature(model.forward).parameters)[: len(args)]
     return "labels" in names and args[names.index("labels")] is not None
-
-
-def _tell(model: nn.Module, record: Materializations, is_fused_by_trl: bool) -> None:
-    """Warn of the reason why a loss needed logits, if they are those of the head."""
-    head = cast(Any, model).get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    if is_fused_by_trl:
-        reason = (
-            "TRL's fused head does not call the model's; call patch_trainer of torch_aclnn_ops.integrations.trl with"
-            " its trainer"
-        )
-    elif record.operation is not None:
-        reason = (
-            f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
-            " unpatch_model"
-        )
-    elif not record.heads and not getattr(head, "training", True):
-        reason = "its head is in evaluation mode; call train() of the model, or unpatch_model"
-    elif not record.heads and isinstance(weight, torch.Tensor) and not is_plain(weight):
-        reason = f"the weight of its head is a {type(weight).__name__}, not a plain tensor; call unpatch_model"
-    elif not record.heads:
-        reason = (
-            f"its head, a {type(head).__name__}, was not called as a linear layer, the model or an adapter computes"
-            " with its weights; use another adapter for the head, or unpatch_model"
-        )
-    else:
-        return
-    record.is_told = True
-    _warn(model, reason)
-
-
-def _warn(model: nn.Module, reason: str) -> None:
-    warnings.warn(
-        f"patch_model: the loss of this {type(model).__name__} is not computed by linear_cross_entropy and saves no"
-        f" memory: {reason}",
-        stacklevel=2,
-    )
 
 
 def _without_logits(output: Any) -> Any:
