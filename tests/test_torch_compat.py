@@ -74,13 +74,17 @@ ACCEPTED = ["torch.__version__ = '2.15.0.dev20270101'", "torch.__version__ = '2.
 NEEDS_A_NAME = f"{TRAINING}\ntorch.ops.torch_aclnn_ops.mse_loss_backward(*[torch.ones(2)] * 3, 1)"
 # Each program runs in a process of its own, forked from one that has imported torch: that takes longest.
 FORKS = """
-import json, os, sys, torch, torch._dynamo, torch.fx.experimental.proxy_tensor
+import json, os, sys, traceback, torch, torch._dynamo, torch.fx.experimental.proxy_tensor
 for number, program in enumerate(json.load(sys.stdin)):
     if (child := os.fork()) == 0:
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
-        exec(program, {"torch": torch})
-        break
+        try:
+            exec(program, {"torch": torch})
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)  # to end Python takes longer than the program
     os.waitpid(child, 0)
 """
 
