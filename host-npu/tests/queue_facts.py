@@ -41,9 +41,9 @@ def missing_functions() -> dict[str, object]:
 
 def refused_options() -> dict[str, object]:
     """Return what a call with an option that is not simulated raises, and a later call of another operator."""
-    x, scale = torch.ones(32, 32, dtype=torch.int8, device="npu"), torch.ones(1, device="npu")
-    first = error_of(lambda: (torch_npu.npu_quant_matmul(x, x, scale), torch.npu.synchronize()))
-    return {"first": first, "later": error_of(lambda: scale.sum().item())}
+    x = torch.ones(32, 32, device="npu", dtype=torch.float16)
+    first = error_of(lambda: (torch_npu.npu_dynamic_block_quant(x, min_scale=0.5), torch.npu.synchronize()))
+    return {"first": first, "later": error_of(lambda: x.sum().item())}
 
 
 def online_compilation() -> dict[str, object]:

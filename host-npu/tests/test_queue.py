@@ -68,9 +68,9 @@ def test_a_missing_aclnn_function_is_refused_by_its_name_and_the_queue_computes(
 def test_a_refused_option_ends_the_queue_only_where_it_runs_both_phases(mode):
     found = _results(mode, str(_PROGRAM), "refused_options")["refused_options"]
     if mode == "a queue for both phases":  # docs/limits.md says so
-        assert "torch_npu's task queue has ended" in found["later"] and "aclnnQuantMatmul" in found["later"]
+        assert "torch_npu's task queue has ended" in found["later"] and "aclnnDynamicBlockQuant" in found["later"]
     else:
-        assert "aclnnQuantMatmul" in found["first"] and found["later"] == ""
+        assert "aclnnDynamicBlockQuant" in found["first"] and found["later"] == ""
 
 
 @pytest.mark.parametrize("soc", ["Ascend910", "Ascend910B", "Ascend310P"])
