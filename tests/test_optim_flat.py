@@ -184,6 +184,64 @@ def test_parameters_may_exchange(exchange, group_of_second):
     assert_all_equal(*runs)
 
 
+def _exchange_data_of_grads(optimizer, first, second):
+    first.grad.data, second.grad.data = second.grad.data, first.grad.data
+
+
+def _exchange_whole_states(optimizer, first, second):
+    optimizer.state[first], optimizer.state[second] = optimizer.state[second], optimizer.state[first]
+
+
+@pytest.mark.parametrize("second", ["flattened", "aliased", "frozen until then"])
+@pytest.mark.parametrize(
+    "exchange",
+    [_exchange_grads, _exchange_data, _exchange_data_of_grads, _exchange_whole_states],
+    ids=["gradients", "data", "data of gradients", "states with other step counts"],
+)
+def test_parameters_may_exchange_whether_both_are_flattened_or_not(exchange, second):
+    runs = []
+    for flatten in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        first, other = (nn.Parameter(torch.randn(64, generator=generator)) for _ in range(2))
+        alias = other.detach() if second == "aliased" else None
+        other.requires_grad_(second != "frozen until then")
+        optimizer = FusedEmaAdam([first, other], **SETTINGS, flatten=flatten)
+        for step in range(5):
+            is_first_alone = step == 0 or (step == 1 and not other.requires_grad)
+            other.requires_grad_(not is_first_alone)
+            for weight in (first, other):
+                weight.grad = torch.randn(64, generator=generator)
+            if is_first_alone:
+                other.grad = None
+            if step == 3:
+                exchange(optimizer, first, other)
+            optimizer.step()
+        runs.append([first.detach(), other.detach(), *states_of(optimizer)])
+        assert first.data_ptr() != other.data_ptr() and (alias is None or alias.shape == other.shape)
+    assert_all_equal(*runs)
+
+
+def test_a_state_that_is_deleted_does_not_count_steps_of_others():
+    emas = []
+    for flatten in (True, False):
+        first, second, third = (nn.Parameter(torch.full((16,), value)) for value in (1.0, 2.0, 3.0))
+        optimizer = FusedEmaAdam(
+            [first, second, third], lr=0.1, ema_start_step=5, ema_without_grad=True, flatten=flatten
+        )
+        for step in range(8):
+            first.grad, third.grad = (torch.ones(16) if step == 0 else None for _ in range(2))
+            second.grad = torch.ones(16)
+            optimizer.step()
+        del optimizer.state[second]
+        second.grad = None
+        with torch.no_grad():
+            third.mul_(2)
+        first.grad = torch.ones(16)
+        optimizer.step()
+        emas.append([optimizer.state[third]["ema_params"].clone(), third.detach().clone()])
+    assert_all_equal(*emas)
+
+
 def test_parameters_that_share_a_gradient_have_views_of_their_own():
     flat, plain = both()
     for model, optimizer in (flat, plain):

@@ -26,12 +26,11 @@ def first_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
 
 def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
     """Yield groups of indices of tensors whose address ranges overlap."""
-    by_memory = defaultdict(list)
+    by_device = defaultdict(list)
     for i, tensor in enumerate(tensors):
-        # On the CPU several storages may share memory, through DLPack.
-        memory = 0 if tensor.is_cpu else tensor.untyped_storage().data_ptr()
-        by_memory[tensor.device, memory].append((tensor.data_ptr(), i))
-    for members in by_memory.values():
+        # Not by their storages, several of which may share memory, through DLPack.
+        by_device[tensor.device].append((tensor.data_ptr(), i))
+    for members in by_device.values():
         cluster: list[int] = []
         end = 0
         for begin, i in sorted(members):

@@ -2,7 +2,7 @@
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops._torch_compat.optimizer import has_alias
 from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_plain
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, is_shared
+from torch_aclnn_ops.optim.memory import has_memory
 from torch_aclnn_ops.optim.state import dtype_of_states
 
 import torch
@@ -50,9 +51,15 @@ class FlatGroup:
             and (not have_moved or all(buffer.takes_params() for buffer in self.buffers))
         )
 
-    def has_own_grads(self) -> bool:
-        """Return whether all parameters are flattened and all gradients are views of their buffers."""
-        return all([buffer.has_own_grads() for buffer in self.buffers]) and not self.rest  # each buffer notes it
+    def has_own_grads(self, params: Sequence[Tensor]) -> bool:
+        """Return whether the parameters are those of the buffers, and their gradients views of them."""
+        are_own = all([buffer.has_own_grads() for buffer in self.buffers]) and not self.rest  # each buffer notes it
+        return are_own and len(params) == len(self._params) and all(map(is_, params, self._params))
+
+    def foreign_grads(self) -> list[Tensor]:
+        """Return the gradients that are not views of a buffer, and have an address."""
+        of_rest = [param.grad for param in self.rest if param.grad is not None and has_memory(param.grad)]
+        return [grad for buffer in self.buffers for grad in buffer.foreign_grads()] + of_rest
 
     def are_views(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
         """Return whether parameters and states are views of the buffers, and no state is missing."""
@@ -78,20 +85,41 @@ def flatten_groups(
             flat_group = flat_groups[i] = FlatGroup(group, states, flat_group)
         if not flat_group.are_views(states, have_moved):
             moved.add(i)
-    _separate([flat_groups[i] for i in range(len(groups))], bool(moved))
+    params = [param for group in groups for param in group["params"]]
+    buffers = [buffer for i in range(len(groups)) for buffer in flat_groups[i].buffers]
+    bounds = sorted(bound for buffer in buffers for bound in buffer.bounds)
+    foreign = [grad for i in range(len(groups)) for grad in flat_groups[i].foreign_grads()]
+    if moved or any(bisect(bounds, address) % 2 for address in map(Tensor.data_ptr, foreign)):
+        _separate(params, buffers, bounds, states)
     return moved
 
 
-def _separate(flat_groups: Iterable[FlatGroup], have_moved: bool) -> None:
-    """Clone what a program has moved from one place of the buffers to another, before any place is written.
+def _is_inside(bounds: Sequence[int], tensor: Tensor) -> bool:
+    """Return whether a tensor lies in a buffer: an odd number of bounds is before it."""
+    return has_memory(tensor) and bisect(bounds, tensor.data_ptr()) % 2 == 1
 
-    So that parameters may exchange gradients, data and states.
+
+def _separate(
+    params: Sequence[Tensor], buffers: Sequence[FlatBuffer], bounds: Sequence[int], states: MutableMapping[Tensor, Any]
+) -> None:
+    """Clone what a program has moved into a place of the buffers, before any place is written.
+
+    So that parameters, also those that are not flattened, may exchange gradients, data and states.
     """
-    buffers = [buffer for flat_group in flat_groups for buffer in flat_group.buffers]
-    bounds = sorted(bound for buffer in buffers for bound in buffer.bounds)
-    for buffer in buffers:
-        # An odd number of bounds lies before what is inside a buffer.
-        buffer.separate(lambda tensor: bisect(bounds, tensor.data_ptr()) % 2 == 1, have_moved)
+    places = {param: own for buffer in buffers for param, own in buffer.places().items()}
+    for param in params:
+        state: dict[str, Any] = states.get(param, {})
+        for name, value in {"grad": param.grad, "data": param, **state}.items():
+            if not isinstance(value, Tensor) or not _is_inside(bounds, value):
+                continue
+            if places.get(param, {}).get(name) == (value.data_ptr(), value.stride()):
+                continue
+            if name in state:
+                state[name] = value.clone()
+            elif name == "grad":
+                param.grad = value.clone()
+            else:
+                param.data = value.detach().clone()
 
 
 def can_flatten(param: Tensor, is_own: bool) -> bool:

@@ -70,7 +70,7 @@ class FlatBuffer:
         self._strides = list(map(Tensor.stride, self.params))
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
         self._addresses = list(map(Tensor.data_ptr, chain(self._param_views, self._grad_views)))
-        buffers = self.weights, self.grads, *self.states.values()
+        buffers = self.weights, self.grads, *self.states.values(), self.steps
         self.bounds = [bound for one in buffers for bound in (one.data_ptr(), one.data_ptr() + one.nbytes)]
         self.all_states = states
         self.counts = StepCounts([self.steps])
@@ -129,25 +129,22 @@ class FlatBuffer:
         if not self.has_own_states():
             self._take_states(param for param in self.params if has_state(self.all_states, param))
 
-    def separate(self, is_inside: Callable[[Tensor], bool], have_moved: bool) -> None:
-        """Clone what lies in a buffer, but not in its own place."""
-        if not self._has_own_grads:
-            for param, grad, view in zip(self.params, map(_grad_of, self.params), self._grad_views, strict=True):
-                if grad is not None and grad is not view and is_inside(grad):
-                    param.grad = grad.clone()
-        if have_moved:
-            for param, view in zip(self.params, self._param_views, strict=True):
-                if (param.data_ptr() != view.data_ptr() or param.stride() != view.stride()) and is_inside(param):
-                    param.data = param.detach().clone()
-            for i, param in enumerate(self.params):
-                state = self.all_states.get(param, {})
-                for name, buffer in self.states.items():
-                    value, place = state.get(name), buffer.data_ptr() + self._begins[i] * buffer.element_size()
-                    if isinstance(value, Tensor) and value.data_ptr() != place and is_inside(value):
-                        state[name] = value.clone()
+    def places(self) -> dict[Tensor, dict[str, Any]]:
+        """Return where the gradient, the data and the states of each parameter belong: addresses and strides."""
+        buffers = {"grad": self.grads, "data": self.weights, **self.states}
+        places: dict[Tensor, dict[str, Any]] = {}
+        for i, (param, strides) in enumerate(zip(self.params, self._strides, strict=True)):
+            offset = self._begins[i]
+            places[param] = {
+                name: (buffer.data_ptr() + offset * buffer.itemsize, strides) for name, buffer in buffers.items()
+            }
+            places[param]["step"] = (self.steps.data_ptr() + i * self.steps.itemsize, ())
+        return places
 
     def _take_states(self, params: Iterable[Tensor]) -> None:
         places = {param: i for i, param in enumerate(self.params)}
+        if missing := [i for i, param in enumerate(self.params) if not has_state(self.all_states, param)]:
+            self.steps[missing] = 0
         for param in params:
             i, state = places[param], self.all_states[param]
             init_missing_state(state, param, self.states["exp_avg"].dtype)
@@ -165,6 +162,15 @@ class FlatBuffer:
             map(eq, map(Tensor.data_ptr, self._grad_views), self._addresses[len(self.params) :])
         )
         return self._has_own_grads
+
+    def foreign_grads(self) -> list[Tensor]:
+        """Return the gradients that are not views of their buffer."""
+        if self._has_own_grads:
+            return []
+        own = zip(map(_grad_of, self.params), self._grad_views, self._addresses[len(self.params) :], strict=True)
+        return [
+            grad for grad, view, place in own if grad is not None and (grad is not view or view.data_ptr() != place)
+        ]
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""

@@ -34,7 +34,7 @@ class Placement:
         self._params = [param for group in groups for param in group["params"]]
         self._plain, self._others = [], []
         for param in self._params:
-            is_usual = is_plain(param) and _has_memory(param) and param.numel() > 0
+            is_usual = is_plain(param) and has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)
         self._addresses = list(map(Tensor.data_ptr, self._plain))
         self._dtypes = list(map(_dtype_of, self._plain))
@@ -58,7 +58,7 @@ class Placement:
         )
 
 
-def _has_memory(tensor: Tensor) -> bool:
+def has_memory(tensor: Tensor) -> bool:
     """Return whether a tensor has an address; subclasses with ``__torch_dispatch__``, such as fake tensors, may not."""
     if not is_plain(tensor) and (type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or is_lazy(tensor)):
         return False
@@ -67,7 +67,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 def _location(param: Tensor) -> object:
     tensor = local(param)
-    return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if _has_memory(tensor) else None
+    return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if has_memory(tensor) else None
 
 
 def keep_once(group: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def check_no_shared_memory(groups: _Groups) -> None:
     tensors, names = [], []
     for param, name in _named(groups):
         tensor = local(param)
-        if _has_memory(tensor) and tensor.numel() > 0 and tensor.data_ptr() != 0:
+        if has_memory(tensor) and tensor.numel() > 0 and tensor.data_ptr() != 0:
             tensors.append(tensor)
             names.append(name)
     shared = first_overlap(tensors)
@@ -131,7 +131,7 @@ def _named(groups: _Groups) -> Iterator[tuple[Tensor, str]]:
 
 def _check_storage(param: Tensor, name: str) -> None:
     tensor = local(param)
-    if not _has_memory(tensor) or tensor.numel() == 0:
+    if not has_memory(tensor) or tensor.numel() == 0:
         return
     needed = tensor.storage_offset() * tensor.itemsize + extent(tensor)
     if needed > tensor.untyped_storage().nbytes():

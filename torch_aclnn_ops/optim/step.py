@@ -213,7 +213,7 @@ def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGro
     """Raise for gradients that a step does not support."""
     for i, group in enumerate(groups):
         flat_group = flat_groups.get(i)
-        if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
+        if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads(group["params"]):
             continue
         if not torch.compiler.is_compiling() and _are_usual(group["params"]):
             continue
