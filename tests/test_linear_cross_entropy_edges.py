@@ -5,11 +5,14 @@ from functools import partial
 
 from torch_aclnn_ops import functional as ours
 
+import numpy
 import pytest
 import torch
 from functorch.compile import aot_function, nop
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+
+from tests import _torchs as torchs
 
 
 def _tensors(dtype=torch.float32, rows=6):
@@ -236,6 +239,43 @@ def test_arguments_that_do_not_match_are_refused_with_their_names(name):
 
 def _zeros(rows):
     return torch.zeros(rows, dtype=torch.int64)
+
+
+ACCEPTED = {
+    "a class weight that requires grad, without grad": {"weight": torch.ones(5, requires_grad=True)},
+    "class weights of probabilities of positions, of another dtype": {
+        "linear_weight": torch.ones(5, 2, 4),
+        "target": torch.full((3, 5, 2), 0.2),
+        "weight": torch.rand(5).double(),
+    },
+    "integer class weights of probabilities": {"target": torch.full((3, 5), 0.2), "weight": torch.arange(5)},
+    "a row with a batch of one target": {"input": torch.ones(4), "target": torch.tensor([1])},
+    "an ignore_index of NumPy": {"ignore_index": numpy.int64(0)},
+}
+
+
+@pytest.mark.parametrize("call", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_torch_accepts_is_accepted(call):
+    arguments = {"input": torch.rand(3, 4), "linear_weight": torch.rand(5, 4), "target": _zeros(3), **call}
+    with torch.set_grad_enabled("weight" not in call):
+        if "weight" not in call:
+            arguments["linear_weight"].requires_grad_()
+        mine, theirs = (
+            module.linear_cross_entropy(**arguments, reduction="none") for module in (ours, torchs.functional)
+        )
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("target", [[0, 1, -100], [0, 1, 2]], ids=["a row is ignored", "no row is ignored"])
+def test_targets_and_class_weights_made_in_inference_mode_are_supported(target):
+    with torch.inference_mode():
+        given = torch.tensor(target), torch.rand(5)
+    gradients = []
+    for target, weight in (given, [one.clone() for one in given]):
+        input = torch.arange(12.0).reshape(3, 4).requires_grad_()
+        ours.linear_cross_entropy(input, torch.eye(5, 4), target, weight=weight).backward()
+        gradients.append(input.grad)
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_head_of_another_dtype_is_cast_by_autocast():

@@ -206,6 +206,20 @@ def test_the_weight_of_vespo_is_finite_for_any_ratio(advantage):
     assert loss.isfinite() and torch.autograd.grad(loss, policy)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("loss_type", ["clip", "vespo"])
+def test_masked_tokens_do_not_matter_where_the_ratio_of_the_sampler_is_capped_below_1(loss_type):
+    policy, old, sampler = draw(1, 2, seed=1), draw(1, 2, seed=2), draw(1, 2, seed=3)
+    losses = []
+    for masked in (0, 7):
+        mask = torch.ones(1, 2 + masked).double()
+        mask[:, 2:] = 0
+        tensors = (torch.nn.functional.pad(one, (0, masked)) for one in (policy, old, sampler))
+        padded, *others = tensors
+        names = dict(zip(("old_log_probs", "sampler_log_probs"), others, strict=True))
+        losses.append(F.grpo_loss(padded, torch.ones(1), mask, **names, sampler_cap=0.5, loss_type=loss_type))
+    torch.testing.assert_close(*losses)
+
+
 @pytest.mark.parametrize("number", [24, 24.0, torch.tensor(24), torch.tensor([24.0]).double()], ids=repr)
 def test_the_number_of_tokens_may_be_that_of_a_larger_batch(number):
     policy, advantages = draw(SEQUENCES, TOKENS, seed=1).float(), draw(SEQUENCES, seed=4).float()
@@ -249,6 +263,18 @@ def test_an_advantage_that_is_not_finite_at_a_masked_token_stays_there(advantage
 ONE, TOKEN = torch.zeros(2), torch.zeros(2, 3)
 GRAD = torch.zeros(2, 3, requires_grad=True)
 ERROR_INPUTS = {
+    "complex advantages": (
+        lambda: F.grpo_loss(torch.zeros(2, 3), torch.zeros(2) + 0j, torch.ones(2, 3)),
+        "advantages must be real, but it has torch.complex64",
+    ),
+    "complex mask": (
+        lambda: F.grpo_loss(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3) + 0j),
+        "mask must be bool or real, but it has torch.complex64",
+    ),
+    "no epsilon": (
+        lambda: F.grpo_loss(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3), epsilon=None),
+        "epsilon must be a number, but it is None",
+    ),
     "old_log_probs that require grad": (
         lambda: F.grpo_loss(GRAD, ONE, TOKEN, old_log_probs=GRAD),
         "old_log_probs must not require grad, because the older policy gets no gradient.* pass old_log_probs.detach()",

@@ -343,6 +343,7 @@ ERROR_INPUTS = {
             "reference_log_probs": lambda: F.kto_loss(ONE, GRAD, ONE == 0, 0.0),
         }.items()
     },
+    "complex kl": (lambda: F.kto_loss(ONE, ONE, ONE == 0, ONE[0] + 0j), "kl must be real, but it has torch.complex"),
     "kl of each sequence": (lambda: F.kto_loss(ONE, ONE, ONE == 0, ONE), r"kl must be a number or have one element, b"),
     "losses of one sequence": (lambda: F.sequence_log_probs(ONE, ONE), r"losses must have shape \(B, T\), but its sha"),
     "losses that are integers": (

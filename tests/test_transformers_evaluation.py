@@ -187,3 +187,14 @@ def test_a_trainer_with_metrics_is_told_of_the_option_once(tmp_path):
         warnings.simplefilter("always")
         assert trainer.evaluate()["eval_size"] == 0
     assert [TOLD in str(one.message) for one in caught].count(True) == 1
+
+
+def test_after_a_forward_pass_that_raises_logits_are_returned_as_ever():
+    model = _patch(make()).eval()
+    hook = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _call(model)
+    hook.remove()
+    (output, _) = _call(model, input_ids=batch()["input_ids"])
+    assert type(output.logits) is torch.Tensor
+    assert type(_call(patch_model(model, chunk_size=CHUNK))[0].logits) is torch.Tensor

@@ -116,7 +116,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
     Example:
         >>> loss = LinearCrossEntropyLoss(8, 100, softcap=30.0)
         >>> loss(torch.zeros(2, 8), torch.tensor([3, 99]))
-        tensor(4.6052, grad_fn=<AddBackward0>)
+        tensor(4.6052, grad_fn=<NllLossBackward0>)
         >>> loss.eval()(torch.zeros(2, 8)).shape  # without a target, the logits
         torch.Size([2, 100])
     """

@@ -54,7 +54,7 @@ class Options(NamedTuple):
         check_number("grpo_loss", "sampler_cap", numbers["sampler_cap"], POSITIVE)
         for name in ("epsilon", "epsilon_high", "delta"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name == "epsilon":
                 check_number("grpo_loss", name, value, NON_NEGATIVE)
         _check_numbers("sapo_temperatures", self.sapo_temperatures, 2)
         _check_numbers("vespo_shape", self.vespo_shape, 4)

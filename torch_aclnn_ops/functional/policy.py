@@ -119,7 +119,9 @@ def grpo_loss(
     advantages = widen(advantages).masked_fill(~counts, 0) if is_of_tokens else widen(advantages).unsqueeze(-1)
     old = policy.detach() if old is None else old
     # The logarithm of the capped ratio.
-    of_sampler = None if sampler is None else (old - sampler).clamp(max=math.log(sampler_cap))
+    of_sampler = None
+    if sampler is not None:
+        of_sampler = (old - sampler).clamp(max=math.log(sampler_cap)).masked_fill(~counts, 0)
     tokens = Tokens(policy, policy - old, of_sampler, advantages, counts)
     losses, ratios = losses_of_tokens(tokens, options)
     if beta != 0 and reference is not None:
@@ -172,6 +174,8 @@ def _check_reduction(reduction: str, length: int | None, num_items: Tensor | flo
 def _check_advantages(advantages: object, log_probs: Tensor) -> None:
     if not isinstance(advantages, Tensor):
         raise TypeError(f"grpo_loss: advantages must be a Tensor, but it is {describe(advantages)}")
+    if advantages.is_complex():
+        raise TypeError(f"grpo_loss: advantages must be real, but it has {advantages.dtype}")
     if advantages.shape not in (log_probs.shape, log_probs.shape[:-1]):
         raise ValueError(
             f"grpo_loss: advantages must have shape {list(log_probs.shape[:-1])} or {list(log_probs.shape)}, but its"
@@ -181,6 +185,8 @@ def _check_advantages(advantages: object, log_probs: Tensor) -> None:
 
 def _check_mask(mask: Tensor) -> None:
     """Raise for numbers other than 0 and 1, such as weights or labels, where values can be read."""
+    if mask.is_complex():
+        raise TypeError(f"grpo_loss: mask must be bool or real, but it has {mask.dtype}")
     if mask.dtype == torch.bool or not values_are_readable(mask):
         return
     others = mask[(mask != 0) & (mask != 1)]

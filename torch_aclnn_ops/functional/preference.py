@@ -248,6 +248,10 @@ def kto_loss(
         check_number("kto_loss", "kl", kl, FINITE)
     elif kl.numel() != 1:
         raise ValueError(f"kto_loss: kl must be a number or have one element, but its shape is {list(kl.shape)}")
+    elif kl.is_complex():
+        raise TypeError(f"kto_loss: kl must be real, but it has {kl.dtype}")
+    elif values_are_readable(kl):
+        check_number("kto_loss", "kl", kl.item(), FINITE)
     check_number("kto_loss", "beta", beta, POSITIVE)
     check_number("kto_loss", "desirable_weight", desirable_weight, NON_NEGATIVE)
     check_number("kto_loss", "undesirable_weight", undesirable_weight, NON_NEGATIVE)

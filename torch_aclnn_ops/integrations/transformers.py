@@ -206,9 +206,8 @@ def _plain_linears(module: Any) -> Iterator[nn.Linear]:
 def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Be the hook that notices heads which came after the patch, and evaluations that return no logits."""
     record: Materializations = vars(model)[PATCH].record
-    if not record.eval_logits:
-        is_evaluation = not (model.training and torch.is_grad_enabled())
-        record.is_without_logits = is_evaluation and _has_labels(model, args, kwargs)
+    is_evaluation = not (model.training and torch.is_grad_enabled())
+    record.is_without_logits = not record.eval_logits and is_evaluation and _has_labels(model, args, kwargs)
     if torch.compiler.is_compiling():
         return
     record.begin()

@@ -182,7 +182,7 @@ def linear_cross_entropy(
     if shards is None and not requested and not has_weights and are_few(given, logit_options):
         loss = loss_of_few_logits(given, logit_options, zero_if_all_ignored)
         return shift_results(loss, places) if places else loss
-    ignored = -100 if ignore_index is None else ignore_index
+    ignored = -100 if ignore_index is None else int(ignore_index)
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, requested)
     call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)
     result = implementations.choose(call)(call)

@@ -1,5 +1,7 @@
 """The loss of few logits: ``cross_entropy(linear(...))``, with float32 logits also for 16-bit inputs."""
 
+from typing import Any
+
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode, is_any_autocast_enabled
@@ -47,8 +49,14 @@ def loss_of_few_logits(given: TorchArguments, options: LogitOptions, zero_if_all
         given = given._replace(weight=to_loss_dtype(input, given.weight))
     if target.dim() != 1 or target.dtype is not torch.int64:
         given = given._replace(input=input.reshape(-1, input.shape[-1]), target=target.reshape(-1).long())
+    if torch.is_grad_enabled():  # autograd saves none of inference mode
+        given = given._replace(target=_savable(given.target), weight=_savable(given.weight))
     loss = _loss(given, options, zero_if_all_ignored)
     return loss if loss.dim() == target.dim() or given.reduction != "none" else loss.reshape(target.shape)
+
+
+def _savable(tensor: Any) -> Any:
+    return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
 
 
 def _inputs(given: TorchArguments, options: LogitOptions) -> Inputs:
@@ -67,7 +75,7 @@ def _cast_by_autocast(given: TorchArguments) -> TorchArguments:
 def _loss(given: TorchArguments, options: LogitOptions, zero_if_all_ignored: bool) -> Tensor:
     """Compute the loss of rows."""
     target, classes = given.target, given.linear_weight.shape[0]
-    ignore_index = -100 if given.ignore_index is None else given.ignore_index
+    ignore_index = -100 if given.ignore_index is None else int(given.ignore_index)
     if not values_are_readable(target) or in_dispatch_mode():
         return _loss_on_device(given, options, ignore_index, zero_if_all_ignored)
     if have_classes(target, classes, ignore_index):
@@ -116,6 +124,6 @@ def _cross_entropy(given: TorchArguments, options: LogitOptions) -> Tensor:
         target,
         weight,
         reduction=reduction,
-        ignore_index=-100 if ignore_index is None else ignore_index,
-        label_smoothing=label_smoothing,
+        ignore_index=-100 if ignore_index is None else int(ignore_index),
+        label_smoothing=float(label_smoothing),
     )

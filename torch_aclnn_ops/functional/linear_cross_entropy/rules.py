@@ -3,7 +3,7 @@
 The rules are in the order in which PyTorch's function checks, and an error has the class of PyTorch's.
 """
 
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops._checks import describe
@@ -26,6 +26,7 @@ REDUCTIONS = ("none", "mean", "sum")
 _TENSORS = TorchArguments._fields[:5]
 _OPTIONAL = ("linear_bias", "weight")
 _REAL = (float, Real)  # float first, for speed
+_INTEGRAL = (int, Integral)
 _INDEX_DTYPES = (torch.int64, torch.uint8)
 _Broken = tuple[str, str, str, type[Exception]] | None  # name, what it must, what it does, class of the error
 
@@ -94,7 +95,7 @@ def _options(given: TorchArguments, classes: int | None) -> _Broken:
     if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         accepted = f"be one of {str(REDUCTIONS)[1:-1]}"
         return "reduction", accepted, f"is {describe(reduction)}", ValueError
-    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+    if ignore_index is not None and (not isinstance(ignore_index, _INTEGRAL) or isinstance(ignore_index, bool)):
         return "ignore_index", "be None or an int", f"is {describe(ignore_index)}", TypeError
     if not isinstance(label_smoothing, _REAL) or not 0 <= label_smoothing <= 1:
         error = RuntimeError if isinstance(label_smoothing, _REAL) else TypeError
@@ -116,7 +117,7 @@ def _targets(given: TorchArguments, classes: int | None) -> _Broken:
         if target.dtype not in _INDEX_DTYPES:
             accepted = "have dtype torch.int64 or torch.uint8, as class indices have"
             return "target", accepted, f"has {target.dtype}", RuntimeError
-        if weight is not None and weight.requires_grad:
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             accepted = "not require grad with class indices as target, which have no derivative with respect to it"
             return "weight", accepted, "does", RuntimeError
         return None
@@ -124,7 +125,8 @@ def _targets(given: TorchArguments, classes: int | None) -> _Broken:
     if target.shape != of_probabilities:
         accepted = f"have shape {list(of_indices)} or {list(of_probabilities)} with an input of shape"
         # PyTorch's function compares the sizes of batches first.
-        error = ValueError if target.dim() == 1 == len(of_indices) else RuntimeError
+        is_batch = input.dim() <= 2 and target.shape[:1] != of_indices[:1]
+        error = ValueError if is_batch else RuntimeError
         return "target", f"{accepted} {list(input.shape)}", f"has shape {list(target.shape)}", error
     if not target.is_floating_point():
         return "target", "have a floating-point dtype, as probabilities have", f"has {target.dtype}", RuntimeError
@@ -147,8 +149,8 @@ def leave_to_torch(
             described = "; ".join(f"{type(one).__name__} of {one.dtype}, {one.layout}" for one in tensors)
             raise TypeError(
                 f"linear_cross_entropy: {name} must not be given with arguments that are left to torch's function:"
-                " tensor subclasses, sparse tensors, and probabilities with class weights of another dtype; they are"
-                f" {described}"
+                " tensor subclasses, sparse tensors, heads of no positions, and probabilities with class weights of"
+                f" another dtype; they are {described}"
             )
     is_batch = isinstance(given.input, Tensor) and given.input.dim() > 2
     if is_batch or public.linear_cross_entropy is None:

@@ -50,8 +50,9 @@ def to_loss_dtype(input: Tensor, weight: Tensor) -> Tensor:
 def is_left_to_torch(given: TorchArguments) -> bool:
     """Return whether PyTorch's function takes a call.
 
-    Left to it are tensor subclasses, sparse tensors, a head of no positions, and probabilities with class weights of
-    another dtype, to which it promotes. What is no tensor is not: the rules refuse it.
+    Left to it are tensor subclasses, sparse tensors, a head of no positions, one row with a target of shape (1,), and
+    probabilities with class weights of another dtype, to which it promotes. Of what is no tensor the rules
+    tell what is accepted.
     """
     input, head, target, bias, weight, *_ = given
     for tensor in (input, head, target, bias, weight):
@@ -62,8 +63,10 @@ def is_left_to_torch(given: TorchArguments) -> bool:
         if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
             return True
     if isinstance(weight, Tensor) and isinstance(target, Tensor) and isinstance(input, Tensor):
-        if weight.is_floating_point() and target.is_floating_point() and not has_loss_dtype(weight, input):
-            return target.dim() == input.dim()
+        if target.is_floating_point() and isinstance(head, Tensor) and not has_loss_dtype(weight, input):
+            return target.dim() == input.dim() + head.dim() - 2
+    if isinstance(input, Tensor) and input.dim() == 1 and isinstance(target, Tensor) and target.dim() == 1:
+        return not target.is_floating_point() and target.shape[0] == 1  # one row, as a batch in target only
     return isinstance(head, Tensor) and head.dim() > 2 and 0 in head.shape[1:-1]
 
 

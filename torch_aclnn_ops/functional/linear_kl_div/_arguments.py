@@ -1,6 +1,7 @@
 """Checks of the arguments."""
 
 import math
+from numbers import Integral
 from typing import Any
 
 from torch_aclnn_ops._checks import describe, values_are_readable
@@ -218,7 +219,7 @@ def check_labels(target: Tensor, ignored: Tensor, classes: int, may_raise: bool)
 
 def check_target(target: Any, input: Tensor, ignore_index: object) -> None:
     """Check the labels, which mark ignored rows."""
-    is_index = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
+    is_index = isinstance(ignore_index, Integral) and not isinstance(ignore_index, bool)
     check("ignore_index", is_index, "be an int", f"is {ignore_index!r}", TypeError)
     if target is None:
         check("ignore_index", ignore_index == -100, "be -100, the default, without target", f"is {ignore_index}")
