@@ -16,6 +16,7 @@ collect_ignore = [
     "_aclnn.py",
     "_rules.py",
     "chips.py",
+    "clients",
     "every_operator.py",
     "facts.py",
     "op_db.py",
