@@ -536,6 +536,20 @@ def test_averages_can_be_swapped_in(dtype):
     assert_same(flat, plain)
 
 
+def test_the_gradient_of_an_appended_parameter_is_checked_before_anything_is_written():
+    weight, appended = nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(16))
+    optimizer = FusedEmaAdam([weight], **SETTINGS, flatten=True)
+    for _ in range(2):
+        weight.grad = torch.ones(16) if weight.grad is None else weight.grad
+        optimizer.step()
+    before = weight.detach().clone()
+    appended.grad = torch.ones(16).to_sparse()
+    optimizer.param_groups[0]["params"].append(appended)
+    with pytest.raises(RuntimeError, match="gradient of parameter 1 of group 0 must be dense"):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
 def test_flatten_must_be_a_bool():
     with pytest.raises(TypeError, match="^FusedEmaAdam: flatten must be True or False, but it is 1$"):
         FusedEmaAdam(Weights().parameters(), flatten=1)

@@ -11,6 +11,9 @@ from torch_aclnn_ops.integrations.transformers import patch_model
 import peft
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import Trainer, TrainingArguments
 
 from tests._language_models import CHUNK, FAMILIES, LOGITS, Largest, Step, batch, make
@@ -198,3 +201,15 @@ def test_after_a_forward_pass_that_raises_logits_are_returned_as_ever():
     (output, _) = _call(model, input_ids=batch()["input_ids"])
     assert type(output.logits) is torch.Tensor
     assert type(_call(patch_model(model, chunk_size=CHUNK))[0].logits) is torch.Tensor
+
+
+@pytest.mark.parametrize("is_head_sharded_alone", [False, True])
+def test_a_fully_sharded_model_computes_the_loss_without_logits(is_head_sharded_alone):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh, model = init_device_mesh("cpu", (1,)), _patch(make())
+        for module in [model.lm_head] * is_head_sharded_alone + [model]:
+            fully_shard(module, mesh=mesh)
+        _assert_is_loss_of(_call(model.eval()), _call(make().eval()))
+    finally:
+        dist.destroy_process_group()

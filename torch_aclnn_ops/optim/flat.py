@@ -51,10 +51,9 @@ class FlatGroup:
             and (not have_moved or all(buffer.takes_params() for buffer in self.buffers))
         )
 
-    def has_own_grads(self, params: Sequence[Tensor]) -> bool:
-        """Return whether the parameters are those of the buffers, and their gradients views of them."""
-        are_own = all([buffer.has_own_grads() for buffer in self.buffers]) and not self.rest  # each buffer notes it
-        return are_own and len(params) == len(self._params) and all(map(is_, params, self._params))
+    def has_own_grads(self) -> bool:
+        """Return whether all parameters are flattened and all gradients are views of their buffers."""
+        return all([buffer.has_own_grads() for buffer in self.buffers]) and not self.rest  # each buffer notes it
 
     def foreign_grads(self) -> list[Tensor]:
         """Return the gradients that are not views of a buffer, and have an address."""
@@ -85,12 +84,11 @@ def flatten_groups(
             flat_group = flat_groups[i] = FlatGroup(group, states, flat_group)
         if not flat_group.are_views(states, have_moved):
             moved.add(i)
-    params = [param for group in groups for param in group["params"]]
     buffers = [buffer for i in range(len(groups)) for buffer in flat_groups[i].buffers]
     bounds = sorted(bound for buffer in buffers for bound in buffer.bounds)
     foreign = [grad for i in range(len(groups)) for grad in flat_groups[i].foreign_grads()]
     if moved or any(bisect(bounds, address) % 2 for address in map(Tensor.data_ptr, foreign)):
-        _separate(params, buffers, bounds, states)
+        _separate([param for group in groups for param in group["params"]], buffers, bounds, states)
     return moved
 
 

@@ -213,7 +213,7 @@ class FusedEmaAdam(EmaOptimizer):
         have_moved = is_compiling or not self._placement.is_current(self.param_groups)
         if have_moved and not is_compiling:
             check_memory(self.param_groups, self.state)
-        _steps.check_gradients(self.param_groups, self._flat_groups)
+        _steps.check_gradients(self.param_groups, self._flat_groups, have_moved)
         grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
         is_read = found_inf is not None and not is_compiling and (found_inf.is_cpu or _steps.are_states_missing(self))
         if is_read and found_inf:

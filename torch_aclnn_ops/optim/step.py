@@ -209,13 +209,14 @@ def _are_usual(params: list[Tensor]) -> bool:
     )
 
 
-def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGroup]) -> None:
-    """Raise for gradients that a step does not support."""
+def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGroup], have_moved: bool) -> None:
+    """Raise for gradients that a step does not support; of parameters that have not moved, the buffers know theirs."""
+    is_compiling = torch.compiler.is_compiling()
     for i, group in enumerate(groups):
-        flat_group = flat_groups.get(i)
-        if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads(group["params"]):
+        flat_group = None if is_compiling else flat_groups.get(i)
+        if flat_group is not None and flat_group.has_own_grads() and not have_moved:
             continue
-        if not torch.compiler.is_compiling() and _are_usual(group["params"]):
+        if not is_compiling and _are_usual(group["params"]):
             continue
         for j, param in enumerate(group["params"]):
             grad = param.grad

@@ -49,14 +49,15 @@ def loss_of_few_logits(given: TorchArguments, options: LogitOptions, zero_if_all
         given = given._replace(weight=to_loss_dtype(input, given.weight))
     if target.dim() != 1 or target.dtype is not torch.int64:
         given = given._replace(input=input.reshape(-1, input.shape[-1]), target=target.reshape(-1).long())
-    if torch.is_grad_enabled():  # autograd saves none of inference mode
+    if any([one is not None and one.is_inference() for one in (given.target, given.weight)]):
         given = given._replace(target=_savable(given.target), weight=_savable(given.weight))
     loss = _loss(given, options, zero_if_all_ignored)
     return loss if loss.dim() == target.dim() or given.reduction != "none" else loss.reshape(target.shape)
 
 
 def _savable(tensor: Any) -> Any:
-    return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
+    """Return a tensor that autograd can save, which none of inference mode is."""
+    return tensor.clone() if tensor is not None and torch.is_grad_enabled() else tensor
 
 
 def _inputs(given: TorchArguments, options: LogitOptions) -> Inputs:

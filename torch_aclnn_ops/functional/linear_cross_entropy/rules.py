@@ -149,8 +149,8 @@ def leave_to_torch(
             described = "; ".join(f"{type(one).__name__} of {one.dtype}, {one.layout}" for one in tensors)
             raise TypeError(
                 f"linear_cross_entropy: {name} must not be given with arguments that are left to torch's function:"
-                " tensor subclasses, sparse tensors, heads of no positions, and probabilities with class weights of"
-                f" another dtype; they are {described}"
+                " tensor subclasses, sparse tensors, heads of no positions, one row with a target of shape (1,), and"
+                f" probabilities with class weights of another dtype; they are {described}"
             )
     is_batch = isinstance(given.input, Tensor) and given.input.dim() > 2
     if is_batch or public.linear_cross_entropy is None:

@@ -51,23 +51,27 @@ def is_left_to_torch(given: TorchArguments) -> bool:
     """Return whether PyTorch's function takes a call.
 
     Left to it are tensor subclasses, sparse tensors, a head of no positions, one row with a target of shape (1,), and
-    probabilities with class weights of another dtype, to which it promotes. Of what is no tensor the rules
-    tell what is accepted.
+    probabilities with class weights of another dtype, to which it promotes. What is no tensor is not: the rules say
+    what is accepted.
     """
-    input, head, target, bias, weight, *_ = given
-    for tensor in (input, head, target, bias, weight):
-        if tensor is None:
-            continue
+    are_tensors = True
+    for tensor in given[:5]:
         if type(tensor) not in _PLAIN_TYPES and _overrides(tensor):
             return True
-        if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
-            return True
-    if isinstance(weight, Tensor) and isinstance(target, Tensor) and isinstance(input, Tensor):
-        if target.is_floating_point() and isinstance(head, Tensor) and not has_loss_dtype(weight, input):
-            return target.dim() == input.dim() + head.dim() - 2
-    if isinstance(input, Tensor) and input.dim() == 1 and isinstance(target, Tensor) and target.dim() == 1:
-        return not target.is_floating_point() and target.shape[0] == 1  # one row, as a batch in target only
-    return isinstance(head, Tensor) and head.dim() > 2 and 0 in head.shape[1:-1]
+        if isinstance(tensor, Tensor):
+            if tensor.layout is not torch.strided:
+                return True
+        elif tensor is not None:
+            are_tensors = False
+    input, head, target, _, weight, *_ = given
+    if not are_tensors or input is None or head is None or target is None:
+        return False
+    if head.dim() > 2 and 0 in head.shape[1:-1]:
+        return True
+    if target.is_floating_point():
+        is_promoted = weight is not None and not has_loss_dtype(weight, input)
+        return is_promoted and target.dim() == input.dim() + head.dim() - 2
+    return input.dim() == 1 and target.shape == (1,)
 
 
 def _overrides(value: object) -> bool:
