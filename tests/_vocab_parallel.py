@@ -90,6 +90,9 @@ class Vocabulary:
 
     def loss(self, input, linear_weight, linear_bias, target, **options):
         """Return a number that depends on all results."""
+        if self.is_whole and "max_memory" not in options:
+            # One process by the same kernels as several, which have no case for few logits and its fewer roundings.
+            options.setdefault("chunk_size", ROWS)
         result = F.linear_cross_entropy(
             input, linear_weight, target, linear_bias=linear_bias, **self.options, **options
         )

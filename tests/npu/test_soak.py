@@ -8,7 +8,7 @@ from benchmarks import soak
 @pytest.mark.parametrize(
     "device",
     [
-        pytest.param("cpu", marks=pytest.mark.exhaustive),
+        pytest.param("cpu", marks=[pytest.mark.exhaustive, pytest.mark.simulator]),
         pytest.param("npu", marks=pytest.mark.simulator),
     ],
 )
