@@ -1,7 +1,7 @@
-"""Run the benchmarks, and write CSV files, plots and the tables of docs/performance.md: ``python -m benchmarks``.
+"""Run the benchmarks, and write CSV files, plots, and the tables of the README and of docs/performance.md.
 
-``python -m benchmarks losses embedding`` runs some of them, and keeps the files of the others. ``--figures`` measures
-nothing: it makes plots and tables again. With ``--quick`` the files go to ``runs/benchmarks``.
+``python -m benchmarks`` runs all; ``python -m benchmarks losses embedding`` runs two, and keeps the others' files.
+``--figures`` measures nothing: it makes plots and tables again. With ``--quick`` the files go to ``runs/benchmarks``.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import _report
 from benchmarks._figures import write_between
 from benchmarks._harness import is_installed
-from benchmarks._results import RESULTS, ROOT, folder_of, machine, read
+from benchmarks._results import RESULTS, ROOT
 
 # What a benchmark is called, and the options that make it.
 BENCHMARKS = {
@@ -28,7 +28,6 @@ BENCHMARKS = {
     "linear_kl_div": (),
     "trl": (),
 }
-IMAGES = ROOT / "docs" / "images"
 _LONGEST = 900  # seconds of a benchmark
 _MODULES = {"call_overhead_npu": "call_overhead"}
 
@@ -47,17 +46,17 @@ def measure(name: str, output: Path, quick: bool) -> str | None:
     return f"{name}: ended with status {status}" if status else None
 
 
-def write_figures(results: Path, images: Path, page: Path | None) -> None:
-    """Draw this machine's plots, and write the tables of every machine into the page."""
-    for title, text in _report.texts(results).items() if page else ():
+def write_figures() -> None:
+    """Draw the plots of the pages, and write their tables."""
+    for page, title, text in _report.sections():
         write_between(page, title, text)
     if not is_installed("matplotlib"):
         print("no plots, because matplotlib is not installed: pip install '.[benchmark]'", file=sys.stderr)
         return
-    from benchmarks._plots import plot_sweeps
+    from benchmarks import gallery
 
-    for path in sorted((results / folder_of(machine())).glob("*.csv")):
-        plot_sweeps(read(path), images / f"bench_{path.stem}.png")
+    gallery.memory_vocabulary(gallery.IMAGES / "memory_vocabulary.png")
+    gallery.step_tensors(gallery.IMAGES / "step_tensors.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = () if options.figures else options.names or BENCHMARKS
     results = output or RESULTS
     problems = [problem for name in names if (problem := measure(name, results, options.quick)) is not None]
-    write_figures(results, output or IMAGES, None if output else _report.PAGE)
+    if output is None:
+        write_figures()
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

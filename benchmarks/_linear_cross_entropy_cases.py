@@ -24,6 +24,7 @@ LABELS = {
     "torch": "torch, options=None",
     "torch-auto": "torch, LinearCrossEntropyOptions()",
     "torch-512": "torch, batch_chunk_size=512",
+    "liger": "Liger's formula",
     "cce": "cut-cross-entropy, torch_compile",
     OURS: OURS,
     WITHOUT_KERNELS: f"{OURS}, without compiled kernels",
@@ -123,6 +124,8 @@ def _loss(case: str) -> Loss:
         from cut_cross_entropy import linear_cross_entropy
 
         return partial(linear_cross_entropy, impl="torch_compile")
+    if case == "liger":
+        return LigersFormula.apply
     if case in (OURS, WITHOUT_KERNELS):
         return ours.linear_cross_entropy
     size = int(case.removeprefix("torch-"))
@@ -143,6 +146,50 @@ def _chunked(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
     pairs = zip(input.split(_ROWS_OF_A_CHUNK), target.split(_ROWS_OF_A_CHUNK), strict=True)
     sums = [checkpoint(sum_of, rows, targets, use_reentrant=False) for rows, targets in pairs]
     return torch.stack(sums).sum() / (target != IGNORED).sum()
+
+
+class LigersFormula(torch.autograd.Function):
+    """Liger's formula in calls of torch, because its kernels need a GPU or an NPU.
+
+    Loss and gradients of chunks of rows are computed in the forward pass. A chunk has about as many logits as the input
+    has elements. As by Liger's default, logits, their gradient and the sum of the head's gradient have the dtype of the
+    input; the loss, and what its kernel computes in between, are float32.
+    """
+
+    @staticmethod
+    def forward(ctx, input: Tensor, head: Tensor, target: Tensor) -> Tensor:
+        """Compute the loss and keep its gradients."""
+        (rows, features), classes = input.shape, len(head)
+        size = min(rows, 1 << (-(-rows // -(-classes // features)) - 1).bit_length())
+        number = (target != IGNORED).sum()
+        loss = input.new_zeros((), dtype=torch.float32)
+        input_grad, head_grad = torch.empty_like(input), torch.zeros_like(head)
+        for begin in range(0, rows, size):
+            part = input[begin : begin + size]
+            of_part, logits_grad = _with_gradient((part @ head.T).float(), target[begin : begin + size], number)
+            loss += of_part
+            logits_grad = logits_grad.to(input.dtype)
+            torch.mm(logits_grad, head, out=input_grad[begin : begin + size])
+            head_grad += logits_grad.T @ part
+        ctx.save_for_backward(input_grad, head_grad)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the gradients."""
+        input_grad, head_grad = ctx.saved_tensors
+        return input_grad.mul_(grad_loss), head_grad.mul_(grad_loss), None
+
+
+def _with_gradient(logits: Tensor, target: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of some of so many rows, and its gradient by the logits, which replaces them."""
+    counted = target != IGNORED
+    classes = target.where(counted, 0)[:, None]
+    total = logits.logsumexp(1, keepdim=True)
+    loss = (total - logits.gather(1, classes))[counted].sum() / number
+    gradient = logits.sub_(total).exp_()
+    gradient.scatter_add_(1, classes, gradient.new_full(classes.shape, -1))
+    return loss, gradient.mul_(counted[:, None] / number)
 
 
 def _matrix_products(tensors: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Results]:

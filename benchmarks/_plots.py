@@ -1,7 +1,7 @@
 """The plots of the benchmarks: time and memory against size, for this package and its peers."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch_aclnn_ops._files import replacing
@@ -12,19 +12,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 from PIL import Image
 
-from benchmarks._report import Rows, is_limit, sweeps
+from benchmarks._report import Rows, is_limit
 
-WIDTH = 7.0  # inches, of 100 pixels
+WIDTH = 4.0  # inches, of 150 pixels: readable on a phone, too
 _FONT = 9
 _MARKERS = "osD^v<>P*X"
 _COLORS = ("tab:blue", "tab:green", "tab:purple", "tab:orange", "tab:brown", "tab:cyan", "tab:olive", "tab:pink")
 _LEAST_SPAN = 4
-_MEBIBYTE = 2**20
 _OF_COLUMN = {"minimum_s": ("time, ms", 1e3), "peak_bytes": ("peak memory, MB", 1e-6)}
 
 
 def new_figure(height: float) -> Figure:
-    """Make a figure as wide as a page."""
+    """Make a figure as wide as a phone's screen."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -37,7 +36,7 @@ def save(figure: Figure, path: Path) -> None:
             text.set_fontsize(_FONT)
         axes.grid(alpha=0.3)
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=100, format="png")
+    figure.savefig(drawn, dpi=150, format="png")
     write_small(Image.open(drawn), path)
 
 
@@ -96,55 +95,3 @@ def _short(size: int) -> str:
         if size >= unit and size % unit == 0:
             return f"{size // unit} {name}"
     return f"{size:,}"
-
-
-def plot_sweeps(rows: Rows, path: Path) -> None:
-    """Draw time, and memory where some is needed, of every series of a benchmark."""
-    groups = sweeps([row for row in rows if row["minimum_s"]])
-    if not groups:
-        return
-    if not any(row["peak_bytes"] for row in rows):
-        plot_ratios(groups, path)
-        return
-    peak = max(float(row["peak_bytes"] or 0) for _, group in groups for row in group)
-    columns = ["minimum_s", "peak_bytes"] if peak > 16 * _MEBIBYTE else ["minimum_s"]
-    wide = 2
-    places = [(group, column) for _, group in groups for column in columns]
-    lines = -(-len(places) // wide)
-    figure = new_figure(2.3 * lines + 0.9)
-    how = styles(row["by"] for _, group in groups for row in group)
-    panels = figure.subplots(lines, wide, squeeze=False).flat
-    for axes, (group, column) in zip(panels, places, strict=False):
-        draw(axes, group, column, how)
-        first = group[0]
-        axes.set_title(f"{first['operator']}, {first['dtype']}")
-    for axes in list(panels)[len(places) :]:
-        axes.set_visible(False)
-    _legend(figure, figure.axes, rows)
-    save(figure, path)
-
-
-def plot_ratios(groups: Sequence[tuple[tuple[str, ...], Rows]], path: Path) -> None:
-    """Draw what a call costs against torch's own, and its size."""
-    figure = new_figure(3.4)
-    axes = figure.subplots()
-    how = styles(key[0] for key, _ in groups)
-    for key, group in groups:
-        points = [(int(row["size"]), float(row["ratio_of_minima"])) for row in group if row["by"] == "torch_aclnn_ops"]
-        axes.plot(*zip(*points, strict=True), label=key[0], **how[key[0]])
-    axes.axhline(1, color="black", linestyle="--", linewidth=1, label="torch's own")
-    device = "host NPU, ratio to torch_npu's" if groups[0][0][2] == "npu" else "CPU, ratio to torch's"
-    axes.set(xlabel="elements", ylabel=f"time on a {device}")
-    size_axis(axes, [int(row["size"]) for _, group in groups for row in group])
-    axes.set_ylim(bottom=0)
-    _legend(figure, [axes], groups[0][1])
-    save(figure, path)
-
-
-def _legend(figure: Figure, panels: Sequence[Axes], rows: Rows) -> None:
-    found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2, fontsize=_FONT, frameon=False)
-    row = rows[0]
-    threads = f"{row['threads']} thread{'s' * (row['threads'] != '1')}"
-    words = f"{row['machine']}, {threads}, torch {row['torch']}, {row['date'].partition(' ')[0]}"
-    figure.suptitle(words, fontsize=_FONT)

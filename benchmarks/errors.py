@@ -1,16 +1,17 @@
-"""Errors of every operator and of PyTorch's against float64: writes ``docs/precision.md``.
+"""Errors of every operator and of PyTorch's against float64: all in a CSV file, the largest in ``docs/precision.md``.
 
 ``python -m host_npu -m benchmarks.errors`` measures on the host NPU too.
 """
 
 import argparse
+import csv
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
-from pathlib import Path
 
 from torch_aclnn_ops import _cpu_extension, ops
+from torch_aclnn_ops._files import replacing
 
 import host_npu
 import torch
@@ -19,11 +20,13 @@ from torch import Tensor
 from benchmarks._errors_cases import CASES, Arguments, Case, Draw, Results
 from benchmarks._figures import write_between
 from benchmarks._harness import report_cells
-from benchmarks._results import format_table
+from benchmarks._results import RESULTS, ROOT, format_table
 
-PAGE = Path(__file__).parents[1] / "docs" / "precision.md"
+PAGE = ROOT / "docs" / "precision.md"
+FILE = RESULTS / "errors.csv"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NOT_TAKEN = "not supported"
+_KEY = ("operator", "arguments", "dtype", "result")
 
 
 def ulps(result: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,7 +83,7 @@ def _errors(result: Tensor, truth: Tensor, dtype: torch.dtype) -> str:
 def key_of(case: Case, dtype: torch.dtype, result: str) -> dict[str, str]:
     """Return the cells of a row that say what it is about."""
     return {
-        "operator": f"`{case.operator}`",
+        "operator": case.operator,
         "arguments": case.distribution,
         "dtype": str(dtype).removeprefix("torch."),
         "result": result,
@@ -97,11 +100,26 @@ def machine(has_npu: bool) -> str:
     return f"Measured with {', '.join(versions)} on {platform.machine()}: {capability} in torch, {compiled}."
 
 
+def largest(found: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Return a row for each operator and dtype: the largest error in each column, of all arguments and results."""
+    made: dict[tuple[str, str], dict[str, str]] = {}
+    for row in found:
+        key = {"operator": f"`{row['operator']}`", "dtype": row["dtype"]}
+        errors = {by: cell.partition(";")[0] for by, cell in row.items() if by not in _KEY}
+        old = made.setdefault((row["operator"], row["dtype"]), key | errors)
+        for by, error in errors.items():
+            old[by] = max(old[by], error, key=lambda cell: -1 if cell == NOT_TAKEN else float(cell))
+    return list(made.values())
+
+
+def section(found: Sequence[dict[str, str]], measured_with: str) -> str:
+    """Return what the page shows of the rows of the CSV file."""
+    return f"{format_table(largest(found))}\n\n{measured_with}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure all cases, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", type=Path, default=PAGE, help="the file that the table is put into")
-    options = parser.parse_args(arguments)
+    """Measure all cases, and write the file and the page."""
+    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     npu = None
     if hasattr(torch, "npu") and torch.npu.is_available():
         npu = "host NPU" if host_npu.is_enabled() else "NPU"
@@ -109,8 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in rows(CASES, npu):
         report_cells(row)
         found.append(row)
-    table = format_table(found)
-    write_between(options.page, "errors", f"{machine(npu is not None)}\n\n{table}")
+    with replacing(FILE, "t", newline="") as file:
+        writer = csv.DictWriter(file, list(found[0]))
+        writer.writeheader()
+        writer.writerows(found)
+    write_between(PAGE, "errors", section(found, machine(npu is not None)))
 
 
 if __name__ == "__main__":

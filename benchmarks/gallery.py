@@ -1,7 +1,7 @@
 """The pictures of the README and the guides: ``python -m benchmarks.gallery``.
 
 Drawn from what a run of ``examples/train_lm.py`` has left and from the last results of the benchmarks. ``make gallery``
-trains before.
+trains before; ``make bench`` draws those of the benchmarks.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def _draw(path: Path, group: Rows | None, column: str, title: str) -> bool:
     axes = figure.subplots()
     draw(axes, group, column, styles(row["by"] for row in group))
     axes.set_title(title.format(f"{group[0]['configuration']}, {group[0]['dtype']}"))
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    figure.legend(loc="outside lower center", fontsize=9, frameon=False)
     save(figure, path)
     return True
 

@@ -1,14 +1,15 @@
 """linear_cross_entropy against its peers and against the matrix products alone: time, memory and errors.
 
 ``python -m benchmarks.linear_cross_entropy`` compares whole calls, forward and backward, with the loss of the logits:
-as it is, compiled and chunked; with torch's own function in its ways to split the rows; with Apple's cut-cross-entropy
-where it is installed (``pip install ".[benchmark]"``); and with this package as it is where csrc/cpu was not built. For
-one problem, ``--shape``, the times of all cases are taken in turn in one process, and memory and errors of each in a
-process of its own. How time and memory grow with rows and with classes is measured in this process.
+as it is, compiled and chunked; with torch's own function in its ways to split the rows; with Liger's formula in calls
+of torch, because its kernels are triton's, for GPUs and NPUs; with Apple's cut-cross-entropy where it is installed
+(``pip install ".[benchmark]"``); and with this package as it is where csrc/cpu was not built. For one problem,
+``--shape``, the times of all cases are taken in turn in one process, and memory and errors of each in a process of its
+own. How time and memory grow with rows and with classes is measured in this process.
 
-On two cores that takes a quarter of an hour; ``--memory``, for memory and errors of this package and of the logits'
-loss only, takes a minute. On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, so that
-bfloat16 is only measured if ``--dtypes`` names it.
+On two cores that takes a quarter of an hour; ``--table``, for the rows of the README's table only, takes three minutes.
+On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, so that bfloat16 is only measured if
+``--dtypes`` names it.
 
 ``--npu`` counts the launches of a small bfloat16 call on an NPU, or on the host NPU, and compares its time with that of
 CANN's three operators alone.
@@ -34,12 +35,12 @@ from benchmarks._results import ROOT, Row, has_bfloat16_instructions
 SHAPE = (2048, 512, 32000)
 QUICK_SHAPE = (64, 32, 500)
 _ON_NPU = (64, 32, 256)
-_SWEPT = ("naive", "compiled", "chunked", "torch-512", OURS, "limit")
+_SWEPT = ("naive", "compiled", "chunked", "torch-512", "liger", OURS, "limit")
 _FEATURES, _FEW_FEATURES = 256, 32
 _FEW_ROWS, _FEW_CLASSES = 1024, 8192
 _MOST = {"rows": 2048, "classes": 131072}
 _LONGEST_PROCESS = 240  # seconds
-_WITH_MEMORY_ALONE = ("naive", "torch-auto", OURS)
+_IN_TABLE = ("naive", "torch-auto", "liger", OURS)
 _COLUMNS = {"operator": "linear_cross_entropy", "device": "cpu"}
 
 
@@ -47,20 +48,19 @@ def measure(options: argparse.Namespace) -> list[Row]:
     """Compare for the problem, and for more and more rows and classes."""
     rows = []
     wanted = [case for case in options.cases if not (options.quick and case == "compiled")]
-    if options.memory:
-        wanted = [case for case in wanted if case in _WITH_MEMORY_ALONE]
+    if options.table:
+        wanted = [case for case in wanted if case in _IN_TABLE]
     cases = [case for case in wanted if why_absent(case) is None]
     for dtype in options.dtypes:
         rows += _one_problem(Problem(options.shape, dtype, options.ignored), cases, options)
     if "bfloat16" not in options.dtypes and not has_bfloat16_instructions():
         rows.append(absent("bfloat16", "this CPU has no instructions for it; see --dtypes", **_COLUMNS))
-    if options.memory:
+    if options.table:
         return rows
     for variable, most in _MOST.items():
         for size in doublings(most, options.quick):
             rows += _one_size(variable, size, [case for case in _SWEPT if case in cases], options)
     rows += [absent(LABELS[case], reason, **_COLUMNS) for case in wanted if (reason := why_absent(case)) is not None]
-    rows.append(absent("Liger-Kernel", "its kernels are triton's, for GPUs and NPUs", **_COLUMNS))
     return rows
 
 
@@ -68,7 +68,7 @@ def _one_problem(problem: Problem, cases: list[str], options: argparse.Namespace
     ignored = f", {problem.ignored:.0%} of the rows ignored" if problem.ignored else ""
     shape = " x ".join(map(str, problem.shape))
     columns = {**_COLUMNS, "configuration": f"{shape}{ignored}", "dtype": problem.dtype}
-    found = {} if options.memory else _times(problem, cases, options)
+    found = _times(problem, cases, options)
     rows = []
     with tempfile.TemporaryDirectory() as truths:
         for case in cases:
@@ -170,7 +170,7 @@ if __name__ == "__main__":
     arguments.add_argument("--dtypes", nargs="+", default=default, choices=dtypes, help=f"default: {' '.join(default)}")
     arguments.add_argument("--cases", nargs="+", default=list(LABELS), choices=list(LABELS), help="by default all")
     arguments.add_argument("--ignored", type=float, default=0.0, help="share of the rows that are ignored")
-    arguments.add_argument("--memory", action="store_true", help="only memory and errors, in a minute")
+    arguments.add_argument("--table", action="store_true", help="only the rows of the README's table, in three minutes")
     arguments.add_argument("--npu", action="store_true", help="a small call on an NPU, or on the host NPU")
     options = arguments.parse_args()
     if options.npu:
@@ -178,7 +178,7 @@ if __name__ == "__main__":
             host_npu.enable()
         run("linear_cross_entropy_npu", _measure_on_npu, options, rounds=200)
         sys.exit()
-    if not (options.quick or options.memory):
-        print("a quarter of an hour on two cores; --memory takes a minute", file=sys.stderr, flush=True)
+    if not (options.quick or options.table):
+        print("a quarter of an hour on two cores; --table takes three minutes", file=sys.stderr, flush=True)
     options.shape = options.shape or (QUICK_SHAPE if options.quick else SHAPE)
     run("linear_cross_entropy", measure, options, rounds=5)

@@ -12,6 +12,9 @@ from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 import pytest
 import torch
 
+from benchmarks import _report, errors
+from benchmarks._figures import put_between
+from benchmarks._results import format_table, read
 from tests._language_models import make
 from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run, without_code
 from tests._works_with import TESTS
@@ -169,6 +172,15 @@ def test_docstrings_have_60_lines_at_most(module):
     public = importlib.import_module(module)
     texts = {name: inspect.getdoc(getattr(public, name)) or "" for name in public.__all__}
     assert not [name for name, text in texts.items() if text.count("\n") >= 60]
+
+
+@pytest.mark.parametrize("page, title, text", _report.sections(), ids=lambda one: getattr(one, "name", None))
+def test_the_tables_of_a_page_are_made_of_the_measured_files(page, title, text):
+    assert put_between(page.read_text(), title, text) == page.read_text()
+
+
+def test_the_table_of_errors_has_the_largest_of_the_measured_file():
+    assert format_table(errors.largest(read(errors.FILE))) in errors.PAGE.read_text()
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
