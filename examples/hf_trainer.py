@@ -74,7 +74,7 @@ def make_trainer(options: argparse.Namespace) -> tuple[Trainer, float]:
         eval_dataset=Windows(data.validation, options.context, VALIDATION_WINDOWS),
         optimizer_cls_and_kwargs=(FusedEmaAdam, {"lr": options.lr, "ema_decay": 0.99, "ema_warmup": "ratio"}),
     )
-    trainer.add_callback(EmaCallback())
+    trainer.add_callback(EmaCallback(trainer))
     return trainer, unigram_cross_entropy(data.training, data.validation)
 
 

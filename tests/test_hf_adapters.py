@@ -30,7 +30,7 @@ def adapted(kind):
 def trainer_of(kind, folder, **arguments):
     rows = [{name: one[0] for name, one in batch(seed).items()} for seed in range(2 * STEPS)]
     steps = {"max_steps": STEPS, "save_steps": STEPS // 2, **arguments}
-    return Trainer(
+    trainer = Trainer(
         adapted(kind),
         TrainingArguments(
             str(folder), per_device_train_batch_size=2, report_to=[], disable_tqdm=True, use_cpu=True, **steps
@@ -38,8 +38,9 @@ def trainer_of(kind, folder, **arguments):
         train_dataset=rows,
         eval_dataset=rows[:2],
         optimizer_cls_and_kwargs=(FusedEmaAdam, {"lr": 0.1, "ema_decay": 0.5}),
-        callbacks=[EmaCallback()],
     )
+    trainer.add_callback(EmaCallback(trainer))
+    return trainer
 
 
 def trained(model):

@@ -1,6 +1,7 @@
 """The Trainer of transformers with FusedEmaAdam and EmaCallback."""
 
 import math
+import re
 import warnings
 
 from torch_aclnn_ops import disabled
@@ -56,7 +57,7 @@ def make_trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, callb
         optimizer_cls_and_kwargs=(optimizer, kwargs),
     )
     if average:
-        trainer.add_callback(EmaCallback())
+        trainer.add_callback(EmaCallback(trainer))
     return trainer
 
 
@@ -170,34 +171,18 @@ def test_unsupported_trainer_arguments_raise(options, sentence, tmp_path):
         make_trainer(tmp_path, **options).train()
 
 
-def _losses_of_averages(folder, give):
-    callbacks = [] if give else [EmaCallback()]
-    trainer = make_trainer(folder, average=False, callbacks=list(callbacks), max_steps=2, eval_steps=1)
-    if give:
-        trainer.add_callback(EmaCallback(trainer))
-    trainer.train()
-    return [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+def test_a_callback_of_another_trainer_raises(tmp_path):
+    other = make_trainer(tmp_path, average=False)
+    trainer = make_trainer(tmp_path, average=False, callbacks=[EmaCallback(other)])
+    with pytest.raises(RuntimeError, match="the callback is used by another trainer; create one for each trainer"):
+        trainer.train()
 
 
-def test_a_callback_finds_its_trainer(tmp_path):
-    assert _losses_of_averages(tmp_path / "found", False) == _losses_of_averages(tmp_path / "given", True)
-
-
-def test_a_callback_belongs_to_one_trainer(tmp_path, trained):
-    callback = EmaCallback()
-    make_trainer(tmp_path, average=False, callbacks=[callback])
-    with pytest.raises(RuntimeError, match="an EmaCallback belongs to one trainer"):
-        make_trainer(tmp_path, average=False, callbacks=[callback])
-
-
-def test_another_argument_than_a_trainer_raises():
-    with pytest.raises(TypeError, match=r"^EmaCallback: trainer must be a transformers\.Trainer, but it is 'gpt2'"):
-        EmaCallback("gpt2")
-
-
-def test_a_caller_that_is_no_trainer_raises(trained):
-    with pytest.raises(RuntimeError, match="must be called by a Trainer; pass it"):
-        EmaCallback().on_init_end(trained.args, transformers.TrainerState(), transformers.TrainerControl())
+@pytest.mark.parametrize(("given", "found"), [(("gpt2",), "'gpt2'"), ((), "None")])
+def test_another_argument_than_a_trainer_raises_with_the_line_to_write(given, found):
+    sentence = f"but it is {found}; call trainer.add_callback(EmaCallback(trainer)) after"
+    with pytest.raises(TypeError, match=f"^EmaCallback: trainer must be a transformers.Trainer, {re.escape(sentence)}"):
+        EmaCallback(*given)
 
 
 def test_the_best_model_has_the_averages_that_were_evaluated(tmp_path):
@@ -221,9 +206,7 @@ def test_the_averages_are_in_the_checkpoints_of_a_hyperparameter_search(tmp_path
 
 
 def test_sharded_trainers_cannot_load_the_best_averages(tmp_path):
-    trainer = make_trainer(
-        tmp_path, average=False, callbacks=[EmaCallback()], load_best_model_at_end=True, save_steps=2
-    )
+    trainer = make_trainer(tmp_path, load_best_model_at_end=True, save_steps=2)
     trainer.create_optimizer()
     trainer.is_fsdp_enabled = True
     [callback] = [one for one in trainer.callback_handler.callbacks if isinstance(one, EmaCallback)]

@@ -50,8 +50,9 @@ def test_a_trainer_evaluates_the_ema_weights_of_an_optimizer_it_is_given(name, f
     plain = make_trainer(name, folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").train()
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.2)
-    options = {"optimizers": (optimizer, None), "callbacks": [EmaCallback()], "learning_rate": 1e-2}
+    options = {"optimizers": (optimizer, None), "learning_rate": 1e-2}
     trainer = patch_trainer(make_trainer(name, folder, model, **options))
+    trainer.add_callback(EmaCallback(trainer))
     trainer.train()
     found = trainer.evaluate(trainer.train_dataset)["eval_loss"]
     for weights, is_same in ((optimizer.ema_state_dict(model), True), (model.state_dict(), False)):

@@ -1,13 +1,12 @@
 """Count the calls of training steps by implementation."""
 
-import inspect
 import os
 import textwrap
 import threading
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import FrameType
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _extension
@@ -15,9 +14,8 @@ from torch_aclnn_ops._call_log import Implementation, listening
 
 import torch
 
-_SKIPPED_PACKAGES = ("torch", "torch_aclnn_ops")
-# Beginnings of the names of generated files: of FX, and of AOTAutograd, which are named after a file of torch.
-_GENERATED = ("<eval_with_key>", os.path.join(os.path.dirname(torch.__file__), ""))
+# Beginnings of the names of files of torch, of this package, and of those that FX generates.
+_SKIPPED = (*(os.path.join(os.path.dirname(file), "") for file in (torch.__file__, __file__)), "<eval_with_key>")
 _NOTHING = "no operator of torch_aclnn_ops was called"
 
 
@@ -56,7 +54,7 @@ class Report:
             self._launches.update(_launches_since(before))
 
     def _count(self, function: str, implementation: Implementation, detail: str, calls: int) -> None:
-        kind = _Kind(function, implementation, detail, _called_from(inspect.currentframe()))
+        kind = _Kind(function, implementation, detail, _called_from())
         with self._lock:
             self._calls[kind] += calls
 
@@ -135,19 +133,13 @@ def _launches_since(before: dict[str, int]) -> Counter[str]:
     return +Counter({name: count - before.get(name, 0) for name, count in _extension.launches().items()})
 
 
-def _is_skipped(frame: FrameType) -> bool:
-    """Return whether a frame is one of torch, of this package or of code that torch.compile generated."""
-    if frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED_PACKAGES:
-        return True
-    return frame.f_code.co_filename.startswith(_GENERATED)
-
-
-def _called_from(frame: FrameType | None) -> str:
-    """Return the file and line of the innermost caller outside torch and this package."""
-    while frame is not None and _is_skipped(frame):
-        frame = frame.f_back
-    if frame is None:
-        return "a thread of autograd"
-    path = frame.f_code.co_filename
-    relative = os.path.relpath(path) if os.path.isabs(path) else path
-    return f"{path if relative.startswith(os.pardir) else relative}:{frame.f_lineno}"
+def _called_from() -> str:
+    """Return the file and line of the innermost caller outside torch and this package, as in a traceback."""
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # set by the user, or by Inductor
+    skipped = _SKIPPED if generated is None else (*_SKIPPED, os.path.join(generated, ""))
+    for caller in reversed(traceback.extract_stack()):
+        path = caller.filename
+        if not path.startswith(skipped):
+            relative = os.path.relpath(path) if os.path.isabs(path) else path
+            return f"{path if relative.startswith(os.pardir) else relative}:{caller.lineno}"
+    return "a thread of autograd"

@@ -21,7 +21,6 @@ class Materializations:
         is_seen: whether the hooks of the model run in this forward pass.
         eval_logits: whether evaluation returns logits beside a loss.
         is_without_logits: whether this forward pass is an evaluation that does not.
-        is_eval_told: whether the user was told so.
     """
 
     heads: int = 0
@@ -31,7 +30,6 @@ class Materializations:
     is_seen: bool = False
     eval_logits: bool = True
     is_without_logits: bool = False
-    is_eval_told: bool = False
 
     def begin(self) -> None:
         """Reset the counts for a new forward pass."""

@@ -1,6 +1,5 @@
 """Callbacks of transformers' ``Trainer``."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -37,39 +36,30 @@ class EmaCallback(TrainerCallback):
     no optimizer state.
 
     Args:
-        trainer: The trainer; by default the one that the callback is passed to as ``callbacks``, or with
-            ``add_callback`` before ``train()``.
+        trainer: The trainer, because transformers does not pass it to callbacks.
 
     Raises:
-        RuntimeError: The callback is used by two trainers, or not by a ``Trainer``.
+        RuntimeError: The callback is added to another trainer than ``trainer``.
         TypeError: ``trainer`` is not a ``Trainer``.
         ValueError: At the start of training, the optimizer is not a FusedEmaAdam, or ``load_best_model_at_end`` is used
             with FSDP or DeepSpeed, which load checkpoints in another way.
 
     Example:
-        >>> callback = EmaCallback()  # Trainer(..., callbacks=[callback])
+        >>> # trainer = Trainer(...); trainer.add_callback(EmaCallback(trainer))
     """
 
     FOLDER = FOLDER
 
     def __init__(self, trainer: Any = None) -> None:
-        self._trainer: Any = None
-        self._has_best_ema_params = False
-        if trainer is not None:
-            self._attach(trainer)
-
-    def _attach(self, trainer: Any) -> None:
-        if self._trainer is not None:
-            raise RuntimeError("an EmaCallback belongs to one trainer; create one for each trainer")
         if not hasattr(trainer, "evaluation_loop"):
-            raise TypeError(f"EmaCallback: trainer must be a transformers.Trainer, but it is {describe(trainer)}")
+            raise TypeError(
+                f"EmaCallback: trainer must be a transformers.Trainer, but it is {describe(trainer)}; call"
+                " trainer.add_callback(EmaCallback(trainer)) after the trainer was created"
+            )
         self._trainer = trainer
+        self._has_best_ema_params = False
         self._evaluation_loop = trainer.evaluation_loop
         trainer.evaluation_loop = self._evaluate
-
-    def _attach_to_caller(self, state: Any) -> None:
-        if self._trainer is None or self._trainer.state is not state:
-            self._attach(_calling_trainer(state))
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         # The optimizer's EMA weights are the latest, not the best.
@@ -77,14 +67,11 @@ class EmaCallback(TrainerCallback):
         with swapped(optimizers, self._trainer.model):
             return self._evaluation_loop(*args, **kwargs)
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attach the callback to the trainer."""
-        self._attach_to_caller(state)
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check the optimizer and the training arguments."""
+        if self._trainer.state is not state:
+            raise RuntimeError("EmaCallback: the callback is used by another trainer; create one for each trainer")
         self._has_best_ema_params = False
-        self._attach_to_caller(state)
         optimizer = unwrapped(self._trainer.optimizer)
         if not ema_optimizers([optimizer]):
             raise ValueError(
@@ -172,14 +159,3 @@ class ReportCallback(StepReport, TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the report, if training had fewer steps."""
         self._end_report()
-
-
-def _calling_trainer(state: Any) -> Any:
-    """Return the trainer that calls a callback, which transformers does not pass."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if getattr(caller, "state", None) is state and hasattr(caller, "evaluation_loop"):
-            return caller
-        frame = frame.f_back
-    raise RuntimeError("EmaCallback: the callback must be called by a Trainer; pass it: EmaCallback(trainer)")

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -78,8 +77,8 @@ def patch_model(
         max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size, instead of
             ``chunk_size``.
         eval_logits: Return logits beside the loss in ``eval()`` and under ``no_grad``. With False, a call with
-            ``labels`` computes the loss as in training and its ``logits`` are None; a ``Trainer`` with
-            ``compute_metrics`` needs True.
+            ``labels`` computes the loss as in training and its ``logits`` are None; ``compute_metrics`` of a
+            ``Trainer`` then gets no predictions.
 
     Returns:
         ``model``.
@@ -123,10 +122,10 @@ def patch_model(
     patch = vars(inner).get(PATCH)
     if patch is None:
         before = inner.register_forward_pre_hook(_begin, prepend=True, with_kwargs=True)
-        after = inner.register_forward_hook(_end, prepend=True, with_kwargs=True)
+        after = inner.register_forward_hook(_end, prepend=True, with_kwargs=True, always_call=True)
         patch = _Patch((before, after), Materializations())
         setattr(inner, PATCH, patch)
-    patch.record.is_told = patch.record.is_eval_told = False
+    patch.record.is_told = False
     patch.record.eval_logits = eval_logits
     for linear in linears:
         _lazy_heads.patch(linear, {"chunk_size": chunk_size, "max_memory": max_memory}, patch.record)
@@ -224,33 +223,31 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Be the hook that materializes logits without a loss, and warns of a loss that was computed from them."""
+    """Be the hook that ends the state of a call, also of one that raised, whose output is None."""
+    record: Materializations = vars(model)[PATCH].record
+    try:
+        return None if output is None else _returned(model, record, kwargs, output)
+    finally:
+        record.is_seen = record.is_without_logits = False
+
+
+def _returned(model: nn.Module, record: Materializations, kwargs: dict[str, Any], output: Any) -> Any:
+    """Return the output with logits as the patch promises them, and warn of a loss that was computed from them."""
     # Labels may be given by position.
     has_loss = kwargs.get("labels") is not None or (isinstance(output, dict) and output.get("loss") is not None)
-    record: Materializations = vars(model)[PATCH].record
-    is_without_logits, record.is_without_logits = record.is_without_logits, False
+    is_without_logits = record.is_without_logits
     if torch.compiler.is_compiling():
         return _without_logits(output) if is_without_logits else output if has_loss else _real(output)
-    if not record.losses:
-        is_training = model.training and torch.is_grad_enabled()
-        if (is_without_logits or is_training) and not record.is_told and not is_disabled():
-            if has_loss:
-                warn_of_reason(model, record, bool(kwargs.get("fused_lm_head")))
-            elif record.heads:
-                record.is_told = True
-                warn(model, NO_LABELS)
-        output = _real(output)
-    elif is_without_logits:
-        if not record.is_eval_told:
-            record.is_eval_told = True
-            warnings.warn(
-                "patch_model: with eval_logits=False this evaluation returns no logits; a Trainer that has"
-                " compute_metrics needs eval_logits=True",
-                stacklevel=2,
-            )
-        output = _without_logits(output)
-    record.is_seen = False
-    return output
+    if record.losses:
+        return _without_logits(output) if is_without_logits else output
+    is_training = model.training and torch.is_grad_enabled()
+    if (is_without_logits or is_training) and not record.is_told and not is_disabled():
+        if has_loss:
+            warn_of_reason(model, record, bool(kwargs.get("fused_lm_head")))
+        elif record.heads:
+            record.is_told = True
+            warn(model, NO_LABELS)
+    return _real(output)
 
 
 def _has_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
