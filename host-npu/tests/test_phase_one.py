@@ -1,5 +1,6 @@
 """Phase one of the host NPU gives CANN's answers to random calls; ``make phase-one`` asks many more."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.phase_one.draws import Draw
 from tests.phase_one.tensors import FLOAT, ND, NULL_POINTER, Call, Shape, Tensor, strides
 
 _PAGE = Path(__file__).parents[1] / "docs/internals.md"
+_RULES = Path(__file__).parent / "phase_one"
 _NAMES = [operator.name for operator in operators()]
 
 
@@ -28,6 +30,13 @@ def test_random_calls_are_answered_as_the_rules_say(name: str, tallies: dict[str
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_good_part_of_the_calls_is_accepted(name: str, tallies: dict[str, Tally]) -> None:
     assert 0.2 <= tallies[name].accepted / tallies[name].calls <= 0.65
+
+
+def test_every_refusal_of_the_rules_is_drawn(tallies: dict[str, Tally]) -> None:
+    rules = "".join(path.read_text() for path in _RULES.glob("*.py"))
+    stated = set(re.findall(r'(?:require|Refused)\((?:[^()]|\([^()]*\))*?, "([^"]+)"', rules))
+    drawn = {why for tally in tallies.values() for _, why in tally.refused}
+    assert len(stated) > 30 and stated <= drawn
 
 
 def test_the_page_names_every_class_of_calls_that_are_not_compared(tallies: dict[str, Tally]) -> None:

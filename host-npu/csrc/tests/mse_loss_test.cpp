@@ -1,51 +1,9 @@
-// What aclnnMseLoss and aclnnMseLossBackward accept and refuse.
+// What aclnnMseLoss, aclnnMseLossOut and aclnnMseLossBackward do; tests/phase_one has what they refuse.
 #include "tests/calls.h"
 
 namespace {
 
 using namespace test;
-
-const Shape kNineDims{1, 1, 1, 1, 1, 1, 1, 1, 4};
-
-const Case null_results{"mse_loss_backward/null_results", [] { check_null_results<MseLossBackward>(); }};
-const Case null_results_forward{"mse_loss/null_results", [] { check_null_results<MseLoss>(); }};
-
-const Case refusals{"mse_loss_backward/refusals", [] {
-                        check_rows<MseLossBackward>({
-                            {"no gradOutput", [](auto& call) { call.grad = {}; }, 161001},
-                            {"no self", [](auto& call) { call.self = {}; }, 161001},
-                            {"no target", [](auto& call) { call.target = {}; }, 161001},
-                            {"no out", [](auto& call) { call.out = {}; }, 161001},
-                            {"gradOutput int32", [](auto& call) { call.grad = {ACL_INT32, {2, 2}}; }, 161002},
-                            {"self int32", [](auto& call) { call.self = {ACL_INT32, {2, 2}}; }, 161002},
-                            {"target of another type", [](auto& call) { call.target = {ACL_FLOAT16, {2, 2}}; }, 161002},
-                            {"out int32", [](auto& call) { call.out = {ACL_INT32, {2, 2}}; }, 161002},
-                            {"all int32",
-                             [](auto& call) {
-                                 call.grad = {ACL_INT32, {2, 2}};
-                                 call.self = {ACL_INT32, {2, 2}};
-                                 call.target = {ACL_INT32, {2, 2}};
-                                 call.out = {ACL_INT32, {2, 2}};
-                             },
-                             161002},
-                            {"reduction 3", [](auto& call) { call.reduction = 3; }, 161002},
-                            {"reduction -1", [](auto& call) { call.reduction = -1; }, 161002},
-                            {"gradOutput of 9 dimensions", [](auto& call) { call.grad = floats(kNineDims); }, 161002},
-                            {"self of 9 dimensions", [](auto& call) { call.self = floats(kNineDims); }, 161002},
-                            {"target of 9 dimensions", [](auto& call) { call.target = floats(kNineDims); }, 161002},
-                            {"all of 9 dimensions",
-                             [](auto& call) {
-                                 for (auto* tensor : {&call.grad, &call.self, &call.target, &call.out})
-                                     *tensor = floats(kNineDims);
-                             },
-                             161002},
-                            {"self does not broadcast", [](auto& call) { call.self = floats({3, 2}); }, 161002},
-                            {"target does not broadcast", [](auto& call) { call.target = floats({2, 3}); }, 161002},
-                            {"an empty dimension against 2", [](auto& call) { call.target = floats({0, 2}); }, 161002},
-                            {"out of another shape", [](auto& call) { call.out = floats({2, 1}); }, 161002},
-                            {"out of another rank", [](auto& call) { call.out = floats({4}); }, 161002},
-                        });
-                    }};
 
 // The type is looked at before the reduction, the reduction before the shapes.
 const Case order{"mse_loss_backward/order_of_checks", [] {
@@ -67,38 +25,6 @@ const Case order{"mse_loss_backward/order_of_checks", [] {
                      expect(shape.find("reduction") != std::string::npos, "not the reduction: ", shape);
                  }};
 
-const Case accepted{"mse_loss_backward/accepted", [] {
-                        check_rows<MseLossBackward>({
-                            {"broadcasting",
-                             [](auto& call) {
-                                 call.grad = floats({2, 2, 3, 2});
-                                 call.self = floats({1, 2, 3, 2});
-                                 call.target = floats({2, 2, 1, 2});
-                                 call.out = floats({2, 2, 3, 2});
-                                 call.reduction = 0;
-                             }},
-                            {"float16, mean, broadcasting",
-                             [](auto& call) {
-                                 call.grad = {ACL_FLOAT16, {}};
-                                 call.self = {ACL_FLOAT16, {2, 1}};
-                                 call.target = {ACL_FLOAT16, {2}};
-                                 call.out = {ACL_FLOAT16, {2, 2}};
-                             }},
-                            {"float32 to float16", [](auto& call) { call.out = {ACL_FLOAT16, {2, 2}}; }},
-                            {"scalars",
-                             [](auto& call) {
-                                 for (auto* tensor : {&call.grad, &call.self, &call.target, &call.out})
-                                     *tensor = floats({});
-                             }},
-                            {"mixed formats",
-                             [](auto& call) {
-                                 call.self = {ACL_FLOAT, {1, 1, 2, 2}, {1}, {.format = ACL_FORMAT_HWCN}};
-                                 call.target = {ACL_FLOAT, {1, 1, 1, 2, 2}, {1}, {.format = ACL_FORMAT_NDHWC}};
-                                 call.out = floats({1, 1, 1, 2, 2});
-                             }},
-                        });
-                    }};
-
 const Case empty{"mse_loss_backward/empty_leaves_out_untouched", [] {
                      for (std::int64_t reduction = 0; reduction < 3; ++reduction) {
                          MseLossBackward call;
@@ -115,57 +41,6 @@ const Case empty{"mse_loss_backward/empty_leaves_out_untouched", [] {
                          expect_close(call.out.values(), {7, 7, 7, 7}, 0, "out's storage");
                      }
                  }};
-
-template <bool accepts>
-void bfloat16() {
-    check_rows<MseLossBackward>(
-        {{"bfloat16",
-          [](auto& call) {
-              for (auto* tensor : {&call.grad, &call.self, &call.target, &call.out}) {
-                  *tensor = {ACL_BF16, {2, 2}};
-              }
-          },
-          accepts ? 0 : 161002},
-         {"out bfloat16", [](auto& call) { call.out = {ACL_BF16, {2, 2}}; }, accepts ? 0 : 161002},
-         {"float16", [](auto& call) {
-              for (auto* tensor : {&call.grad, &call.self, &call.target, &call.out}) {
-                  *tensor = {ACL_FLOAT16, {2, 2}};
-              }
-          }}});
-}
-
-const Case bfloat16_accepted{
-    "mse_loss_backward/bfloat16_accepted", bfloat16<true>, {"Ascend910B", "Ascend910_93", "Ascend950"}};
-const Case bfloat16_refused{"mse_loss_backward/bfloat16_refused", bfloat16<false>, {"Ascend910", "Ascend310P"}};
-
-const Case refusals_forward{"mse_loss/refusals", [] {
-                                check_rows<MseLoss>({
-                                    {"no self", [](auto& call) { call.self = {}; }, 161001},
-                                    {"no target", [](auto& call) { call.target = {}; }, 161001},
-                                    {"no out", [](auto& call) { call.out = {}; }, 161001},
-                                    {"self int32", [](auto& call) { call.self = {ACL_INT32, {2, 2}}; }, 161002},
-                                    {"target int16", [](auto& call) { call.target = {ACL_INT16, {2, 2}}; }, 161002},
-                                    {"out int32", [](auto& call) { call.out = {ACL_INT32, {}}; }, 161002},
-                                    {"reduction 3", [](auto& call) { call.reduction = 3; }, 161002},
-                                    {"self of 9 dimensions", [](auto& call) { call.self = floats(kNineDims); }, 161002},
-                                    {"does not broadcast", [](auto& call) { call.target = floats({3, 2}); }, 161002},
-                                    {"out of one dimension", [](auto& call) { call.out = floats({1}); }, 161002},
-                                    {"out of two elements", [](auto& call) { call.out = floats({2}); }, 161002},
-                                    {"out of the wrong shape",
-                                     [](auto& call) {
-                                         call.reduction = 0;
-                                         call.out = floats({4});
-                                     },
-                                     161002},
-                                    {"mixed types", [](auto& call) { call.target = {ACL_FLOAT16, {2, 2}, {1}}; }},
-                                    {"broadcasting",
-                                     [](auto& call) {
-                                         call.reduction = 0;
-                                         call.target = floats({3, 1, 2});
-                                         call.out = floats({3, 2, 2});
-                                     }},
-                                });
-                            }};
 
 const Case workspace_forward{"mse_loss/workspace_depends_on_the_format_and_the_reduction", [] {
                                  const auto workspace = [](aclFormat format, std::int64_t reduction = 1) {
@@ -199,5 +74,44 @@ const Case empty_forward{"mse_loss/empty", [] {
                                  expect_close(call.out.values(), {results[reduction]}, 0, "out");
                              }
                          }};
+
+// The mean or sum over the first dimension.
+const Case results_out{"mse_loss_out/results", [] {
+                           MseLossOut mean;
+                           run(mean);
+                           expect_close(mean.out.values(), {1, 2}, 0, "the means");
+                           MseLossOut sum;
+                           sum.reduction = 2;
+                           run(sum);
+                           expect_close(sum.out.values(), {2, 4}, 0, "the sums");
+                           MseLossOut none;
+                           none.reduction = 0;
+                           none.out = floats({2, 2});
+                           run(none);
+                           expect_close(none.out.values(), {1, 0, 1, 4}, 0, "the losses");
+                           MseLossOut broadcast;
+                           broadcast.target = floats({3, 1, 2}, {0, 1, 2, 3, 4, 5});
+                           broadcast.reduction = 2;
+                           broadcast.out = floats({2, 2});
+                           run(broadcast);
+                           expect_close(broadcast.out.values(), {20, 20, 8, 8}, 0, "the broadcast sums");
+                           MseLossOut vector;
+                           vector.self = floats({4}, {0, 1, 2, 3});
+                           vector.target = floats({1}, {1});
+                           vector.out = floats({});
+                           run(vector);
+                           expect_close(vector.out.values(), {1.5}, 0, "the mean of a vector");
+                       }};
+
+const Case empty_out{"mse_loss_out/empty_leaves_out_untouched", [] {
+                         MseLossOut call;
+                         call.self = floats({0, 2});
+                         call.target = floats({0, 2});
+                         call.out = floats({2}, {7});
+                         const auto phase = phase_one(call);
+                         expect_equal(phase.workspace_size, 0u, "workspaceSize");
+                         expect_equal(launch(call, phase), 0, "the synchronisation's status");
+                         expect_close(call.out.values(), {7, 7}, 0, "out");
+                     }};
 
 }  // namespace

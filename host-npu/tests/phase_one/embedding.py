@@ -107,7 +107,8 @@ def _require_kernel(call: Call, chip: str, rows: int, dim: int) -> None:
     elif call.scale:
         counts = call.num_weights // _CORES_OF_910 + call.num_weights % _CORES_OF_910
         bytes_of_a_count, bytes_of_a_column = (8, 20) if call.indices.dtype == INT64 else (4, 36)
-        fits = dim * bytes_of_a_column < 180192 - counts * bytes_of_a_count
+        # The document's divisions are those of integers, as in the counts.
+        fits = dim < (180192 - counts * bytes_of_a_count) // bytes_of_a_column
         require(fits, INNER_NULL_POINTER, "too large to scale")
 
 
@@ -125,10 +126,11 @@ def draw_forward(draw: Draw) -> Call:
 
 def draw_backward(draw: Draw) -> Call:
     """Draw a call of aclnnEmbeddingDenseBackward."""
-    indices = draw.shape(0, 3)
-    dim = draw.one((2000, 5000, 9000)) if draw.chance(0.05) else draw.size()
+    indices = () if draw.chance(0.2) else draw.shape(0, 3)
+    # Around the limits of the kernels of the Ascend910, for 4 rows, and of the 950.
+    dim = draw.one((2048, 2056, 5004, 5005, 9007, 9008)) if draw.chance(0.2) else draw.size()
     rows = indices if draw.chance(0.8) else (math.prod(indices),)
-    num_weights = draw.one((100, 4096, 44000)) if draw.chance(0.1) else draw.size()
+    num_weights = draw.one((4, 4, 4096, 5 * dim, 5 * dim + 1, 44000)) if draw.chance(0.3) else draw.size()
     dtype = draw.dtype()
     return Call(
         grad=draw.tensor((*rows, dim), dtype),
