@@ -17,8 +17,6 @@ aclError refuse_graph(const char* function, const char* what) {
     });
 }
 
-constexpr const char* kTaskGroups = "updates of captured graphs (task groups)";
-
 void require_mode(aclmdlRICaptureMode mode) {
     require(mode >= ACL_MODEL_RI_CAPTURE_MODE_GLOBAL && mode <= ACL_MODEL_RI_CAPTURE_MODE_RELAXED,
             "mode must be 0, 1 or 2, got " + std::to_string(mode));
@@ -48,10 +46,7 @@ aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* modelRI) {
         require(modelRI, "modelRI");
         *modelRI = nullptr;
         require_queue();
-        const auto target = stream_of(stream);
-        const auto capture = target->capture();
-        if (!capture) throw Error(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "the stream is not being captured");
-        *modelRI = capture->end(*target).get();
+        *modelRI = capture_of(stream)->end(*stream_of(stream)).get();
     });
 }
 
@@ -83,8 +78,8 @@ aclError aclmdlRIExecuteAsync(aclmdlRI modelRI, aclrtStream stream) {
                 "the graph was captured on device " + std::to_string(graph->device()) + ", the stream is of device " +
                     std::to_string(target->device()));
         require_uncaptured(*target, "the replay of a graph");
-        for (const auto& task : graph->tasks()) {
-            if (task.launch != nullptr) count_launch(task.launch);
+        for (std::size_t place = 0; place < graph->size(); ++place) {
+            if (const auto* const launch = graph->task(place)->launch) count_launch(launch);
         }
         target->replay(std::move(graph));
     });
@@ -108,13 +103,24 @@ aclError aclmdlRIDebugJsonPrint(aclmdlRI, const char*, uint32_t) {
     return refuse_graph(__func__, "dumps of captured graphs");
 }
 
-aclError aclmdlRICaptureTaskGrpBegin(aclrtStream) { return refuse_graph(__func__, kTaskGroups); }
+aclError aclmdlRICaptureTaskGrpBegin(aclrtStream stream) {
+    return run_api(__func__, [&] { capture_of(stream)->begin_group(*stream_of(stream)); });
+}
 
-aclError aclmdlRICaptureTaskGrpEnd(aclrtStream, aclrtTaskGrp*) { return refuse_graph(__func__, kTaskGroups); }
+aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp* handle) {
+    return run_api(__func__, [&] {
+        require(handle, "handle");
+        *handle = capture_of(stream)->end_group(*stream_of(stream));
+    });
+}
 
-aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream, aclrtTaskGrp) { return refuse_graph(__func__, kTaskGroups); }
+aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp handle) {
+    return run_api(__func__, [&] { stream_of(stream)->begin_update(task_groups().get(handle)); });
+}
 
-aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream) { return refuse_graph(__func__, kTaskGroups); }
+aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream stream) {
+    return run_api(__func__, [&] { stream_of(stream)->end_update(); });
+}
 
 // torch_npu's first call for a graph with a condition. Only some of its headers declare it, in different ways.
 HOST_NPU_EXPORT aclError refuse_condition() __asm__("aclmdlRICondHandleCreate");

@@ -60,7 +60,43 @@ constexpr const char* kWhileCaptured = " is not possible while a graph is captur
 
 bool captures_are_under_way() { return captures().count.load(std::memory_order_relaxed) > 0; }
 
+Handles<TaskGroup>& task_groups() {
+    static auto& all = *new Handles<TaskGroup>("aclrtTaskGrp");
+    return all;
+}
+
 Graph::Graph(std::int32_t device) : device_(device), id_(next_graph_id++) {}
+
+Graph::~Graph() {
+    for (const void* group : groups_) task_groups().remove(group);
+}
+
+std::size_t Graph::size() const {
+    const std::lock_guard lock(mutex_);
+    return tasks_.size();
+}
+
+std::shared_ptr<const Task> Graph::task(std::size_t place) const {
+    const std::lock_guard lock(mutex_);
+    return tasks_[place];
+}
+
+std::size_t Graph::add(Task task) {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::make_shared<const Task>(std::move(task)));
+    return tasks_.size() - 1;
+}
+
+void Graph::replace(std::size_t place, Task task) {
+    const std::lock_guard lock(mutex_);
+    tasks_[place] = std::make_shared<const Task>(std::move(task));
+}
+
+void* Graph::add_group(std::shared_ptr<TaskGroup> group) {
+    void* const handle = task_groups().add(std::move(group));
+    groups_.push_back(handle);
+    return handle;
+}
 
 Capture::Capture(std::shared_ptr<Graph> graph, Stream& origin, aclmdlRICaptureMode mode)
     : graph_(std::move(graph)), origin_(&origin), mode_(mode), shadow_(DeviceMemory::instance().shadow()) {}
@@ -95,7 +131,24 @@ void Capture::record(const Stream& stream, Task task) {
     }
     const std::lock_guard lock(mutex_);
     ++positions_[&stream][&stream];
-    graph_->add(std::move(task));
+    const auto place = graph_->add(std::move(task));
+    if (const auto group = groups_.find(&stream); group != groups_.end()) group->second.push_back(place);
+}
+
+void Capture::begin_group(const Stream& stream) {
+    require_valid();
+    const std::lock_guard lock(mutex_);
+    if (!groups_.try_emplace(&stream).second) {
+        throw Error(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "a task group has begun on the stream already");
+    }
+}
+
+void* Capture::end_group(const Stream& stream) {
+    require_valid();
+    const std::lock_guard lock(mutex_);
+    auto group = groups_.extract(&stream);
+    if (group.empty()) throw Error(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "no task group has begun on the stream");
+    return graph_->add_group(std::make_shared<TaskGroup>(graph_, std::move(group.mapped())));
 }
 
 Capture::Position Capture::position(const Stream& stream) const {

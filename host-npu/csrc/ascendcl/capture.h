@@ -20,20 +20,37 @@
 namespace host_npu {
 
 class Stream;
+class Graph;
+
+// Tasks of a graph that others of the same operators can replace.
+struct TaskGroup {
+    std::weak_ptr<Graph> graph;
+    // Their places in the graph.
+    std::vector<std::size_t> places;
+};
+
+Handles<TaskGroup>& task_groups();
 
 // Captured tasks, in an order in which they can run one after the other.
 class Graph {
   public:
     explicit Graph(std::int32_t device);
+    // Its task groups end with it.
+    ~Graph();
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
 
     std::int32_t device() const { return device_; }
     std::uint32_t id() const { return id_; }
     bool is_complete() const { return is_complete_; }
-    const std::vector<Task>& tasks() const { return tasks_; }
+    std::size_t size() const;
+    // What is in this place now.
+    std::shared_ptr<const Task> task(std::size_t place) const;
 
-    void add(Task task) { tasks_.push_back(std::move(task)); }
+    // Returns its place.
+    std::size_t add(Task task);
+    void replace(std::size_t place, Task task);
+    void* add_group(std::shared_ptr<TaskGroup> group);
     void complete() { is_complete_ = true; }
 
     // Held by a replay: a graph's replays are one after the other.
@@ -42,7 +59,9 @@ class Graph {
   private:
     const std::int32_t device_;
     const std::uint32_t id_;
-    std::vector<Task> tasks_;
+    mutable std::mutex mutex_;
+    std::vector<std::shared_ptr<const Task>> tasks_;
+    std::vector<void*> groups_;
     std::atomic<bool> is_complete_ = false;
     std::mutex running_;
 };
@@ -69,6 +88,10 @@ class Capture : public std::enable_shared_from_this<Capture> {
     // A copy of device memory as the tasks recorded so far have left it.
     ShadowMemory& shadow() { return *shadow_; }
 
+    // What the stream records in between belongs to a task group, whose handle the second returns.
+    void begin_group(const Stream& stream);
+    void* end_group(const Stream& stream);
+
     Position position(const Stream& stream) const;
     // Makes what the stream records later come after `position`; the stream takes part from now on.
     void join(Stream& stream, const Position& position);
@@ -94,6 +117,8 @@ class Capture : public std::enable_shared_from_this<Capture> {
     mutable std::mutex mutex_;
     std::vector<Stream*> streams_;
     std::map<const Stream*, Position> positions_;
+    // The groups that have no end yet.
+    std::map<const Stream*, std::vector<std::size_t>> groups_;
     std::optional<std::string> invalid_because_;
     bool is_over_ = false;
 };

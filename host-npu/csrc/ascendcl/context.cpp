@@ -170,13 +170,13 @@ std::int32_t enqueue(void* stream, Task task) {
     return run_api("host_npu::enqueue", [&] { stream_of(stream)->enqueue(std::move(task)); });
 }
 
+}  // namespace
+
 std::shared_ptr<Capture> capture_of(void* stream) {
     auto capture = stream_of(stream)->capture();
     if (!capture) throw Error(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "the stream is not being captured");
     return capture;
 }
-
-}  // namespace
 
 std::int32_t enqueue(void* stream, std::string name, std::function<void()> kernel) {
     return enqueue(stream, Task{.name = std::move(name), .work = std::move(kernel)});

@@ -51,6 +51,8 @@ std::int32_t current_device();
 
 // The stream of a handle, or the default stream of the current context for null.
 std::shared_ptr<Stream> stream_of(void* handle);
+// Throws if the stream is not being captured.
+std::shared_ptr<Capture> capture_of(void* stream);
 std::shared_ptr<Stream> create_stream(std::uint32_t priority, std::uint32_t flags);
 
 // Synchronizes all streams of a device, and throws the first fault of one.

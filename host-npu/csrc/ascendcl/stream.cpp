@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "acl/acl_rt.h"
+#include "ascendcl/acl_names.h"
 #include "ascendcl/queue.h"
 
 namespace host_npu {
@@ -46,18 +47,47 @@ void Stream::enqueue(Task task) {
     queue_goes_on();
     if (const auto capture = this->capture()) return capture->record(*this, std::move(task));
     const auto* const launch = task.launch;
-    push(std::move(task));
-    if (launch != nullptr) count_launch(launch);
+    if (push(std::move(task)) && launch != nullptr) count_launch(launch);
 }
 
 void Stream::replay(std::shared_ptr<Graph> graph) {
     const auto run_all = [this, graph = std::move(graph)] {
         const std::lock_guard lock(graph->running());
-        for (const auto& task : graph->tasks()) {
-            if (task.is_signal || !stops_now()) run(task);
+        for (std::size_t place = 0; place < graph->size(); ++place) {
+            const auto task = graph->task(place);
+            if (task->is_signal || !stops_now()) run(*task);
         }
     };
     push({.name = "replay of a graph", .work = run_all, .is_signal = true});
+}
+
+void Stream::begin_update(std::shared_ptr<const TaskGroup> group) {
+    require_uncaptured(*this, "an update of a task group");
+    const std::lock_guard lock(mutex_);
+    if (update_) throw Error(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "an update has begun on the stream already");
+    update_.emplace(std::move(group));
+}
+
+void Stream::end_update() {
+    auto update = [this] {
+        const std::lock_guard lock(mutex_);
+        return std::exchange(update_, std::nullopt);
+    }();
+    if (!update) throw Error(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "no update has begun on the stream");
+    const auto graph = update->group->graph.lock();
+    if (!graph) throw Error(ACL_ERROR_RT_INVALID_HANDLE, "the graph of the task group is gone");
+    std::string wanted, given;
+    for (const auto place : update->group->places) wanted += " " + graph->task(place)->name;
+    for (const auto& task : update->tasks) given += " " + task.name;
+    if (given != wanted) {
+        throw Error(ACL_ERROR_STREAM_TASK_GROUP_STATUS,
+                    "the task group has the operators [" + wanted + " ], the update [" + given + " ]");
+    }
+    enqueue_signal("update of a task group", [graph, update = std::move(*update)]() mutable {
+        for (std::size_t index = 0; index < update.tasks.size(); ++index) {
+            graph->replace(update.group->places[index], std::move(update.tasks[index]));
+        }
+    });
 }
 
 std::shared_ptr<Capture> Stream::capture() const {
@@ -71,14 +101,19 @@ void Stream::set_capture(std::shared_ptr<Capture> capture) {
     capture_ = std::move(capture);
 }
 
-void Stream::push(Task task) {
+bool Stream::push(Task task) {
     {
         const std::lock_guard lock(mutex_);
+        if (update_) {
+            update_->tasks.push_back(std::move(task));
+            return false;
+        }
         tasks_.push_back(std::move(task));
         ++pushed_;
         if (!worker_.joinable()) worker_ = std::thread([this] { serve(); });
     }
     queued_.notify_one();
+    return true;
 }
 
 void Stream::serve() {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "ascendcl/capture.h"
 #include "ascendcl/error.h"
@@ -57,6 +58,11 @@ class Stream {
     // Enqueues the tasks of a graph.
     void replay(std::shared_ptr<Graph> graph);
 
+    // Takes what is enqueued until the end of the update for the new tasks of a group; the stream puts them into the
+    // graph, which may be running. The end throws unless they are the same operators.
+    void begin_update(std::shared_ptr<const TaskGroup> group);
+    void end_update();
+
     // The capture that the stream takes part in; null if there is none.
     std::shared_ptr<Capture> capture() const;
     void set_capture(std::shared_ptr<Capture> capture);
@@ -76,7 +82,13 @@ class Stream {
     void set_stop_on_failure(bool stop);
 
   private:
-    void push(Task task);
+    struct Update {
+        std::shared_ptr<const TaskGroup> group;
+        std::vector<Task> tasks;
+    };
+
+    // Returns whether the stream will run it, and not an update take it.
+    bool push(Task task);
     void serve();
     // Whether a fault cancels tasks; the first needs the lock.
     bool stops() const { return fault_ && stops_on_failure_; }
@@ -99,6 +111,7 @@ class Stream {
     bool stops_on_failure_ = false;
     std::optional<Error> fault_;
     std::shared_ptr<Capture> capture_;
+    std::optional<Update> update_;
     // Started by the first task, because most streams of a pool never get one.
     std::thread worker_;
 };

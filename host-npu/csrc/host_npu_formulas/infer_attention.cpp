@@ -257,6 +257,9 @@ Setting without_band(const Inference& call, Setting at) {
 void infer(Inference call, const Setting& given, bool with_lse, const Out& out, const OptionalOut& lse) {
     const auto at = without_band(call, given);
     if (call.heads_of_keys == 0) call.heads_of_keys = at.heads;
+    // Without it, programs give a tensor of any dtype.
+    TORCH_CHECK(!with_lse || !lse || lse->dtype() == at::kFloat, "softmaxLse has dtype ", name_of(lse->dtype()),
+                " instead of float32");
     require_inference(call, at);
     require_tensors(call, at);
     require_block_size(call);
@@ -328,7 +331,7 @@ void fused(const Tensor& query, const std::vector<Tensor>& key, const std::vecto
           at, with_lse, out, lse);
 }
 const Formula<"aclnnFusedInferAttentionScoreV3", fused> attention_of_inference{
-    inference_rules(kTableAndRope, {{"softmaxLse", kFloat}})};
+    inference_rules(kTableAndRope, {{"softmaxLse"}})};
 
 void fused_v4(const Tensor& query, const std::vector<Tensor>& key, const std::vector<Tensor>& value,
               const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& queries, const Ints& keys,
@@ -346,7 +349,7 @@ void fused_v4(const Tensor& query, const std::vector<Tensor>& key, const std::ve
           at, with_lse, out, lse);
 }
 const Formula<"aclnnFusedInferAttentionScoreV4", fused_v4> attention_of_inference_v4{
-    inference_rules(kTableAndRope, {{"softmaxLse", kFloat}})};
+    inference_rules(kTableAndRope, {{"softmaxLse"}})};
 
 }  // namespace
 }  // namespace host_npu

@@ -1,6 +1,8 @@
 // build.py finds the names in the libraries of the installed torch_npu and writes them to opapi_functions.inc, one
-// HOST_NPU_FUNCTION(name) a line. For each of them libopapi has two weak functions that jump to where a pointer shows,
-// first to a refusal: the caller's arguments, of which nothing is known here, stay where they are.
+// HOST_NPU_FUNCTION(name) a line. For each of them libopapi has weak functions that jump to where a pointer shows,
+// first to a refusal: the caller's arguments, of which nothing is known here, stay where they are. The largest
+// workspace that other arguments may need is asked for as phase one is: what is computed here needs none that depends
+// on values.
 #include "opapi/answers.h"
 
 #include <dlfcn.h>
@@ -46,19 +48,20 @@ aclnnStatus refuse(const char* name, const char* phase_one) {
     ".weak " name "\n.type " name ", @function\n" name ": .globl own_" name "\n.hidden own_" name \
     "\n"                                                                                          \
     "own_" name ": " HOST_NPU_JUMP(slot) ".size " name ", . - " name "\n"
+#define HOST_NPU_WEAK_PHASE_ONE(name, size) HOST_NPU_WEAK_FUNCTION(name size, "one_of_" name)
 
-#define HOST_NPU_FUNCTION(name)                                                                          \
-    static aclnnStatus refuse_##name() { return host_npu::refuse(#name); }                               \
-    static aclnnStatus refuse_one_##name() { return host_npu::refuse(#name, #name "GetWorkspaceSize"); } \
-    extern "C" {                                                                                         \
-    [[gnu::visibility("hidden")]] void own_##name();                                                     \
-    [[gnu::visibility("hidden"), gnu::used]] host_npu::AnyFunction one_of_##name =                       \
-        reinterpret_cast<host_npu::AnyFunction>(refuse_one_##name);                                      \
-    [[gnu::visibility("hidden"), gnu::used]] host_npu::AnyFunction two_of_##name =                       \
-        reinterpret_cast<host_npu::AnyFunction>(refuse_##name);                                          \
-    }                                                                                                    \
-    asm(".pushsection .text\n" HOST_NPU_WEAK_FUNCTION(#name "GetWorkspaceSize", "one_of_" #name)         \
-            HOST_NPU_WEAK_FUNCTION(#name, "two_of_" #name) ".popsection\n");
+#define HOST_NPU_FUNCTION(name)                                                                            \
+    static aclnnStatus refuse_##name() { return host_npu::refuse(#name); }                                 \
+    static aclnnStatus refuse_one_##name() { return host_npu::refuse(#name, #name "GetWorkspaceSize"); }   \
+    extern "C" {                                                                                           \
+    [[gnu::visibility("hidden")]] void own_##name();                                                       \
+    [[gnu::visibility("hidden"), gnu::used]] host_npu::AnyFunction one_of_##name =                         \
+        reinterpret_cast<host_npu::AnyFunction>(refuse_one_##name);                                        \
+    [[gnu::visibility("hidden"), gnu::used]] host_npu::AnyFunction two_of_##name =                         \
+        reinterpret_cast<host_npu::AnyFunction>(refuse_##name);                                            \
+    }                                                                                                      \
+    asm(".pushsection .text\n" HOST_NPU_WEAK_PHASE_ONE(#name, "GetWorkspaceSize") HOST_NPU_WEAK_PHASE_ONE( \
+        #name, "GetMaxWorkspaceSize") HOST_NPU_WEAK_FUNCTION(#name, "two_of_" #name) ".popsection\n");
 #include "opapi_functions.inc"
 #undef HOST_NPU_FUNCTION
 
