@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks._harness import LIMIT, OURS
-from benchmarks._linear_cross_entropy_cases import LABELS
+from benchmarks._linear_cross_entropy_cases import LIGER, NAIVE, TORCHS
 from benchmarks._results import MACHINE, RESULTS, ROOT, as_text, digits, format_table, read
 
 README = ROOT / "README.md"
@@ -12,9 +12,9 @@ PAGE = ROOT / "docs" / "performance.md"
 HEAD, OPERATORS, CALLS, FILES = "a head's loss", "operators", "small calls", "files"
 # The rows of the README's table, and what they are called there.
 _WAYS = {
-    LABELS["naive"]: "torch: `cross_entropy(linear(...))`",
-    LABELS["torch-auto"]: "torch: `linear_cross_entropy` in chunks",
-    LABELS["liger"]: "Liger's formula, in calls of torch",
+    NAIVE: "torch: `cross_entropy(linear(...))`",
+    TORCHS: "torch: `linear_cross_entropy` in chunks",
+    LIGER: "Liger's formula, in calls of torch",
     OURS: "here: `linear_cross_entropy`",
 }
 _SERIES = ("operator", "configuration", "device", "dtype", "variable")

@@ -3,23 +3,19 @@
 ``python -m benchmarks.linear_cross_entropy`` compares whole calls, forward and backward, with the loss of the logits:
 as it is, compiled and chunked; with torch's own function in its ways to split the rows; with Liger's formula in calls
 of torch, because its kernels are triton's, for GPUs and NPUs; with Apple's cut-cross-entropy where it is installed
-(``pip install ".[benchmark]"``); and with this package as it is where csrc/cpu was not built. For one problem,
-``--shape``, the times of all cases are taken in turn in one process, and memory and errors of each in a process of its
-own. How time and memory grow with rows and with classes is measured in this process.
+(``pip install ".[benchmark]"``); and with this package as it is where csrc/cpu was not built. Memory and time are
+measured as rows and classes grow, too.
 
 On two cores that takes a quarter of an hour; ``--table``, for the rows of the README's table only, takes three minutes.
-On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, so that bfloat16 is only measured if
-``--dtypes`` names it.
+On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, which is not measured there.
 
 ``--npu`` counts the launches of a small bfloat16 call on an NPU, or on the host NPU, and compares its time with that of
 CANN's three operators alone.
 """
 
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
+from collections.abc import Mapping
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops.functional import linear_cross_entropy
@@ -27,92 +23,71 @@ from torch_aclnn_ops.functional import linear_cross_entropy
 import host_npu
 import torch
 
-from benchmarks._harness import OURS, Call, absent, compare, doublings, forward_and_backward, parser, report, run
+from benchmarks._harness import OURS, Call, absent, compare, doublings, forward_and_backward, parser, run
 from benchmarks._launches import count_launches
-from benchmarks._linear_cross_entropy_cases import LABELS, Problem, make_call, why_absent
-from benchmarks._results import ROOT, Row, has_bfloat16_instructions
+from benchmarks._linear_cross_entropy_cases import (
+    LIGER,
+    NAIVE,
+    NOT_SWEPT,
+    TORCHS,
+    Tensors,
+    absences,
+    calls_of,
+    errors,
+    naive,
+    tensors_of,
+    truth_of,
+)
+from benchmarks._results import Row, has_bfloat16_instructions
 
-SHAPE = (2048, 512, 32000)
-QUICK_SHAPE = (64, 32, 500)
-_ON_NPU = (64, 32, 256)
-_SWEPT = ("naive", "compiled", "chunked", "torch-512", "liger", OURS, "limit")
-_FEATURES, _FEW_FEATURES = 256, 32
-_FEW_ROWS, _FEW_CLASSES = 1024, 8192
+SHAPE, QUICK_SHAPE, _ON_NPU = (2048, 512, 32000), (64, 32, 500), (64, 32, 256)
+_FEATURES, _FEW_FEATURES, _FEW_ROWS, _FEW_CLASSES = 256, 32, 1024, 8192
 _MOST = {"rows": 2048, "classes": 131072}
-_LONGEST_PROCESS = 240  # seconds
-_IN_TABLE = ("naive", "torch-auto", "liger", OURS)
+_IN_TABLE = (NAIVE, TORCHS, LIGER, OURS)
 _COLUMNS = {"operator": "linear_cross_entropy", "device": "cpu"}
+
+Shape = tuple[int, int, int]
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Compare for the problem, and for more and more rows and classes."""
-    rows = []
-    wanted = [case for case in options.cases if not (options.quick and case == "compiled")]
-    if options.table:
-        wanted = [case for case in wanted if case in _IN_TABLE]
-    cases = [case for case in wanted if why_absent(case) is None]
-    for dtype in options.dtypes:
-        rows += _one_problem(Problem(options.shape, dtype, options.ignored), cases, options)
-    if "bfloat16" not in options.dtypes and not has_bfloat16_instructions():
-        rows.append(absent("bfloat16", "this CPU has no instructions for it; see --dtypes", **_COLUMNS))
+    shape = QUICK_SHAPE if options.quick else SHAPE
+    rows = _one_problem(shape, "float32", options)
+    if has_bfloat16_instructions():
+        rows += _one_problem(shape, "bfloat16", options)
+    else:
+        rows.append(absent("bfloat16", "this CPU has no instructions for it", **_COLUMNS))
     if options.table:
         return rows
     for variable, most in _MOST.items():
         for size in doublings(most, options.quick):
-            rows += _one_size(variable, size, [case for case in _SWEPT if case in cases], options)
-    rows += [absent(LABELS[case], reason, **_COLUMNS) for case in wanted if (reason := why_absent(case)) is not None]
-    return rows
+            rows += _one_size(variable, size, options)
+    return rows + absences(**_COLUMNS)
 
 
-def _one_problem(problem: Problem, cases: list[str], options: argparse.Namespace) -> list[Row]:
-    ignored = f", {problem.ignored:.0%} of the rows ignored" if problem.ignored else ""
-    shape = " x ".join(map(str, problem.shape))
-    columns = {**_COLUMNS, "configuration": f"{shape}{ignored}", "dtype": problem.dtype}
-    found = _times(problem, cases, options)
-    rows = []
-    with tempfile.TemporaryDirectory() as truths:
-        for case in cases:
-            row = {**columns, "by": LABELS[case], "status": "measured", **found.get(LABELS[case], {})}
-            if case == "limit":
-                row["peak_bytes"] = problem.gradient_bytes
-            else:
-                row = _in_new_process(problem, options.threads, case=case, truths=truths) | row
-            report(row)
-            rows.append(row)
-    return rows
+def _one_problem(shape: Shape, dtype: str, options: argparse.Namespace) -> list[Row]:
+    tensors = tensors_of(shape, getattr(torch, dtype))
+    calls = calls_of(tensors, options.quick)
+    if options.table:
+        calls = {by: calls[by] for by in _IN_TABLE if by in calls}
+    rows = _compared(tensors, calls, options, configuration=" x ".join(map(str, shape)), dtype=dtype)
+    truth = truth_of(tensors)
+    return [{**row, **errors(call(), truth)} for row, call in zip(rows, calls.values(), strict=True)]
 
 
-def _times(problem: Problem, cases: list[str], options: argparse.Namespace) -> dict[str, Row]:
-    print(f"timing {len(cases)} cases in turn, {problem.dtype}, in about a minute", file=sys.stderr, flush=True)
-    timed = _in_new_process(problem, options.threads, cases=cases, rounds=options.rounds)
-    if isinstance(timed, list):
-        return {row["by"]: row for row in timed}
-    return {LABELS[case]: timed for case in cases}
-
-
-def _one_size(variable: str, size: int, cases: list[str], options: argparse.Namespace) -> list[Row]:
+def _one_size(variable: str, size: int, options: argparse.Namespace) -> list[Row]:
     number, classes = (size, _FEW_CLASSES) if variable == "rows" else (_FEW_ROWS, size)
     features = _FEW_FEATURES if options.quick else _FEATURES
-    problem = Problem((number, features, classes), "float32", 0.0)
-    tensors = problem.tensors()
+    tensors = tensors_of((number, features, classes), torch.float32)
     others = f"{classes} classes" if variable == "rows" else f"{number} rows"
-    columns = {**_COLUMNS, "configuration": f"{others}, {features} features", "dtype": "float32"}
-    calls = {LABELS[case]: make_call(case, tensors) for case in cases}
-    return compare(calls, options.rounds, least_bytes=problem.gradient_bytes, **columns, variable=variable, size=size)
+    described = {"configuration": f"{others}, {features} features", "dtype": "float32"}
+    calls = {by: call for by, call in calls_of(tensors, options.quick).items() if by not in NOT_SWEPT}
+    return _compared(tensors, calls, options, **described, variable=variable, size=size)
 
 
-def _in_new_process(problem: Problem, threads: int, **arguments: object) -> object:
-    described = {"shape": problem.shape, "dtype": problem.dtype, "ignored": problem.ignored}
-    request = json.dumps({"problem": described, "threads": threads, **arguments})
-    command = [sys.executable, "-m", "benchmarks._linear_cross_entropy_measure", request]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=_LONGEST_PROCESS)
-    except subprocess.TimeoutExpired:
-        return {"status": f"failed: not done after {_LONGEST_PROCESS} seconds"}
-    if process.returncode:
-        reason = process.stderr.strip().splitlines()
-        return {"status": f"failed ({process.returncode}): {reason[-1] if reason else ''}"}
-    return json.loads(process.stdout.splitlines()[-1])
+def _compared(tensors: Tensors, calls: Mapping[str, Call], options: argparse.Namespace, **columns: object) -> list[Row]:
+    least_bytes = sum(tensor.nbytes for tensor in tensors[:2])
+    return compare(calls, options.rounds, least_bytes=least_bytes, **_COLUMNS, **columns)
 
 
 def _measure_on_npu(options: argparse.Namespace) -> list[Row]:
@@ -131,9 +106,6 @@ def _measure_on_npu(options: argparse.Namespace) -> list[Row]:
         largest, total, predicted, mask, masked, _ = max_sum(*tensors, target, 0, classes, False)
         loss(largest, total, predicted, None)
         gradients(grad, *tensors, mask, masked, largest, total, None)
-
-    def naive(input: torch.Tensor, head: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(torch.nn.functional.linear(input, head), target)
 
     cases: dict[str, Call] = {
         "CANN's three operators": operators,
@@ -155,21 +127,8 @@ def _measure_on_npu(options: argparse.Namespace) -> list[Row]:
     return [{**row, "launches": launches[str(row["by"])]} for row in made]
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    shape = tuple(map(int, text.split("x")))
-    if len(shape) != 3 or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"must be ROWSxFEATURESxCLASSES, got {text!r}")
-    return shape
-
-
 if __name__ == "__main__":
     arguments = parser(__doc__)
-    arguments.add_argument("--shape", type=_shape, help=f"rows x features x classes (default: {SHAPE})")
-    dtypes = ["float32", "bfloat16"]
-    default = dtypes if has_bfloat16_instructions() else dtypes[:1]
-    arguments.add_argument("--dtypes", nargs="+", default=default, choices=dtypes, help=f"default: {' '.join(default)}")
-    arguments.add_argument("--cases", nargs="+", default=list(LABELS), choices=list(LABELS), help="by default all")
-    arguments.add_argument("--ignored", type=float, default=0.0, help="share of the rows that are ignored")
     arguments.add_argument("--table", action="store_true", help="only the rows of the README's table, in three minutes")
     arguments.add_argument("--npu", action="store_true", help="a small call on an NPU, or on the host NPU")
     options = arguments.parse_args()
@@ -177,8 +136,7 @@ if __name__ == "__main__":
         if not hasattr(torch, "npu"):
             host_npu.enable()
         run("linear_cross_entropy_npu", _measure_on_npu, options, rounds=200)
-        sys.exit()
-    if not (options.quick or options.table):
-        print("a quarter of an hour on two cores; --table takes three minutes", file=sys.stderr, flush=True)
-    options.shape = options.shape or (QUICK_SHAPE if options.quick else SHAPE)
-    run("linear_cross_entropy", measure, options, rounds=5)
+    else:
+        if not (options.quick or options.table):
+            print("a quarter of an hour on two cores; --table takes three minutes", file=sys.stderr, flush=True)
+        run("linear_cross_entropy", measure, options, rounds=5)
