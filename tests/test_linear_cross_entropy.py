@@ -128,11 +128,14 @@ CHUNKED_CASES = [
 ]
 
 
+# So few logits are computed by torch's own functions, those of two rows at a time by this package.
+@pytest.mark.every_nth_case(3)
 class TestFused(DropInContract):
     CASES = FUSED_CASES
     ROUNDINGS = 4.0
 
 
+@pytest.mark.every_nth_case(3)
 class TestChunked(DropInContract):
     CASES = CHUNKED_CASES
     ROUNDINGS = 4.0
