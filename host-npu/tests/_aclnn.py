@@ -22,9 +22,10 @@ _ND = 2
 
 
 class Scalar(NamedTuple):
-    """An aclScalar."""
+    """An aclScalar of an aclDataType, a float's by default."""
 
     value: float
+    dtype: int = 0
 
 
 class Ints(NamedTuple):
@@ -62,7 +63,7 @@ def _argument(value: Any) -> Any:
         members = (ctypes.c_void_p * len(value))(*(_described(each).value for each in value))
         return _pointer(_NNOPBASE.aclCreateTensorList, members, ctypes.c_uint64(len(value)))
     if isinstance(value, Scalar):
-        return _pointer(_NNOPBASE.aclCreateScalar, ctypes.byref(ctypes.c_float(value.value)), 0)
+        return _pointer(_NNOPBASE.aclCreateScalar, ctypes.byref(ctypes.c_float(value.value)), value.dtype)
     if isinstance(value, Ints):
         values = (ctypes.c_int64 * len(value.values))(*value.values)
         return _pointer(_NNOPBASE.aclCreateIntArray, values, ctypes.c_uint64(len(value.values)))
@@ -77,21 +78,31 @@ def _argument(value: Any) -> Any:
     return value if isinstance(value, ctypes._SimpleCData) else ctypes.c_int64(value)
 
 
-def phase_one(name: str, *arguments: object) -> tuple[int, str, ctypes.c_void_p]:
-    """Call phase one and return its status, its message and the executor."""
+def _phase_one(name: str, arguments: tuple[object, ...]) -> tuple[int, ctypes.c_uint64, ctypes.c_void_p]:
     size, executor = ctypes.c_uint64(), ctypes.c_void_p()
     given = [_argument(each) for each in arguments]
     status: int = getattr(_OPAPI, f"{name}GetWorkspaceSize")(*given, ctypes.byref(size), ctypes.byref(executor))
+    return status, size, executor
+
+
+def _message() -> str:
     _ASCENDCL.aclGetRecentErrMsg.restype = ctypes.c_char_p
-    message = _ASCENDCL.aclGetRecentErrMsg() if status else b""
-    return status, (message or b"").decode(), executor
+    return (_ASCENDCL.aclGetRecentErrMsg() or b"").decode()
+
+
+def phase_one(name: str, *arguments: object) -> tuple[int, str, ctypes.c_void_p]:
+    """Call phase one and return its status, its message and the executor."""
+    status, _, executor = _phase_one(name, arguments)
+    return status, _message() if status else "", executor
 
 
 def call(name: str, *arguments: object) -> None:
     """Call both phases, and wait."""
     torch.npu.synchronize()
-    status, message, executor = phase_one(name, *arguments)
-    assert status == 0, message
+    status, size, executor = _phase_one(name, arguments)
+    assert status == 0, _message()
+    workspace = torch.empty(size.value, dtype=torch.uint8, device="npu")
     stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
-    assert getattr(_OPAPI, name)(None, ctypes.c_uint64(), executor, stream) == 0
+    address = ctypes.c_void_p(workspace.data_ptr() or None)
+    assert getattr(_OPAPI, name)(address, size, executor, stream) == 0, _message()
     torch.npu.synchronize()

@@ -15,8 +15,6 @@ namespace test {
 
 using Shape = std::vector<std::int64_t>;
 
-inline constexpr aclDataType kFloatTypes[] = {ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
-
 std::int64_t numel(const Shape& shape);
 std::size_t item_size(aclDataType dtype);
 
@@ -139,8 +137,6 @@ struct Row {
     const char* name;
     std::function<void(Call&)> change;
     aclnnStatus status = 0;
-    // Some refusals are not logged.
-    bool logged = true;
 };
 
 // Refused rows leave the caller's variables alone; accepted ones launch.
@@ -160,7 +156,7 @@ void check_rows(const std::vector<Row<Call>>& rows) {
             expect_equal(launch(call, {status, size, executor}), 0, row.name, ": the synchronisation's status");
             continue;
         }
-        expect_equal(error.has_value(), row.logged, row.name, ": whether there is a message");
+        expect(error.has_value(), row.name, ": there is no message");
         expect(size == 12345, row.name, ": workspaceSize was written");
         expect(executor == reinterpret_cast<aclOpExecutor*>(&size), row.name, ": executor was written");
     }

@@ -5,43 +5,55 @@ namespace {
 
 using namespace test;
 
-const Case mse_loss{"examples/mse_loss", [] {
+const Case mse_loss{"examples/mse_loss",
+                    [] {
                         MseLoss call;
                         run(call);
                         expect_close(call.out.values(), {1.5}, 0, "out");
-                    }};
+                    },
+                    kAllSocs};
 
-const Case mse_loss_backward{"examples/mse_loss_backward", [] {
+const Case mse_loss_backward{"examples/mse_loss_backward",
+                             [] {
                                  MseLossBackward call;
                                  run(call);
                                  expect_close(call.out.values(), {0, 0, 1, 3}, 0, "out");
-                             }};
+                             },
+                             kAllSocs};
 
-const Case binary_cross_entropy{"examples/binary_cross_entropy", [] {
+const Case binary_cross_entropy{"examples/binary_cross_entropy",
+                                [] {
                                     BinaryCrossEntropy call;
                                     run(call);
                                     expect_close(call.out.values(), {0.780324, 0.780324, 0.780324, 0.780324}, 1e-6,
                                                  "out");
-                                }};
+                                },
+                                kAllSocs};
 
-const Case binary_cross_entropy_backward{"examples/binary_cross_entropy_backward", [] {
+const Case binary_cross_entropy_backward{"examples/binary_cross_entropy_backward",
+                                         [] {
                                              BinaryCrossEntropyBackward call;
                                              run(call);
                                              expect_close(call.out.values(),
                                                           {-0.095238, -0.095238, -0.095238, -0.095238}, 1e-6, "out");
-                                         }};
+                                         },
+                                         kAllSocs};
 
-const Case embedding{"examples/embedding", [] {
+const Case embedding{"examples/embedding",
+                     [] {
                          Embedding call;
                          run(call);
                          expect_close(call.out.values(), counting(12, 4), 0, "out");
-                     }};
+                     },
+                     kAllSocs};
 
-const Case embedding_dense_backward{"examples/embedding_dense_backward", [] {
+const Case embedding_dense_backward{"examples/embedding_dense_backward",
+                                    [] {
                                         EmbeddingDenseBackward call;
                                         run(call);
                                         expect_close(call.out.values(), {0, 0, 0, 1, 2, 3, 4, 5, 6, 0, 0, 0}, 0, "out");
-                                    }};
+                                    },
+                                    {"Ascend910", "Ascend910B", "Ascend910_93", "Ascend950"}};
 
 const Case fused_linear_online_max_sum{"examples/fused_linear_online_max_sum", [] {
                                            OnlineMaxSum call;

@@ -44,6 +44,8 @@ inline void expect_close(const std::vector<double>& actual, const std::vector<do
     }
 }
 
+inline const std::vector<std::string> kAllSocs{"Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950"};
+
 // A case that runs in these configurations of the process. It registers itself.
 struct Case {
     Case(const char* name, std::function<void()> body, std::vector<std::string> configurations = {"Ascend910B"});

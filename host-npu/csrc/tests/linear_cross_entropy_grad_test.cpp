@@ -43,8 +43,6 @@ void empty() {
     expect_close(call.weight_grad.values(), std::vector<double>(520, 7), 0, "weightGradOut");
 }
 
-const std::vector<std::string> kAllSocs{"Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950"};
-
 const Case empty_with_softmax{"fused_linear_cross_entropy_loss_grad/empty_leaves_outputs_untouched", empty<LossGrad>,
                               kAllSocs};
 const Case empty_without_softmax{"fused_linear_cross_entropy_loss_grad/empty_without_softmax",
@@ -62,5 +60,16 @@ const Case other_chips{"fused_linear_cross_entropy_loss_grad/unsupported_chip",
                            recent_error();
                        },
                        {"Ascend910", "Ascend310P", "Ascend950"}};
+
+// Outside the softmax it is a fault; without one no tile has the target.
+const Case stray_targets{"fused_linear_cross_entropy_loss_grad/stray_targets", [] {
+                             LossGrad call;
+                             call.masked_target.set({0, -100, 1});
+                             expect(launch(call, phase_one(call)) != 0, "target -100 went unnoticed");
+                             recent_error();
+                             LossGradFromStatistics other;
+                             other.masked_target.set({0, -100, 130});
+                             run(other);
+                         }};
 
 }  // namespace

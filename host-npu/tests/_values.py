@@ -1,0 +1,33 @@
+"""Numbers for operators, and how near to float64's the results are."""
+
+import pytest
+import torch
+
+# One rounding, relative.
+_ROUNDING = {torch.float32: 1e-6, torch.float16: 1.01 * 2**-11, torch.bfloat16: 1.01 * 2**-8}
+DTYPES = pytest.mark.parametrize("dtype", _ROUNDING, ids=str)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
+    """Return numbers between two bounds."""
+    return torch.empty(shape).uniform_(low, high).to(dtype)
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return it on the device, with its last two dimensions in the other order and one element into its storage."""
+    if tensor.dim() < 2:
+        return tensor.npu()
+    storage = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)
+    view = storage[1:].view(tensor.mT.shape).mT
+    view.copy_(tensor)
+    return storage.npu()[1:].view(tensor.mT.shape).mT
+
+
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, roundings: float = 1, dtype: torch.dtype | None = None
+) -> None:
+    """Assert that numbers are within some roundings of a dtype, by default their own; below 1, of those of 1."""
+    limit = roundings * _ROUNDING[dtype or actual.dtype] * expected.abs().clamp(min=1)
+    wide = actual.cpu().double()
+    assert actual.shape == expected.shape
+    assert ((wide - expected).abs() <= limit).all(), (wide - expected).abs().max()
