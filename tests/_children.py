@@ -27,3 +27,11 @@ def run_python(*arguments, path=(), cwd=None, input=None, **settings):
 def run_code(code, *path, **settings):
     """Run a program; folders go before the others of the search path."""
     return run_python("-c", code, path=path, **settings)
+
+
+def run_pytest(device, *arguments):
+    """Run tests in a process of host_npu.testing; it imports the package, which looks for the chip."""
+    import pytest
+
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))

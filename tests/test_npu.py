@@ -1,62 +1,48 @@
 """Runs the tests of tests/npu on the host NPU, in processes with other settings, and what ends or configures one."""
 
 import importlib.util
-import os
 import re
 import runpy
 import shutil
 import subprocess
-import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 from torch_aclnn_ops import _extension, _torch_npu
+from torch_aclnn_ops import functional as F
 
 import host_npu
 import pytest
+import torch
+from host_npu.testing import outcomes
+
+from tests._children import run_code, run_pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "torch_aclnn_ops"
 
 if importlib.util.find_spec("torch_aclnn_ops._C") is None:
     pytest.skip("the NPU extension is not built", allow_module_level=True)
 LIBRARIES = Path(host_npu.__file__).parent / "_lib"
-
-
-def _run(*arguments, **settings):
-    # A real CANN, if there is one, is left alone: these tests are about the simulated one.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
-    for variable in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTEST_ADDOPTS"):
-        environment.pop(variable, None)
-    environment.update(settings)
-    return subprocess.run(
-        [sys.executable, "-m", "host_npu", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-
-
-def _run_program(tmp_path, program, **settings):
-    script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(program))
-    return _run(str(script), **settings)
-
-
 MODES = {
-    "queue": {"HOST_NPU_DEVICES": "2"},
-    "no queue": {"TASK_QUEUE_ENABLE": "0", "HOST_NPU_DEVICES": "2"},
-    "queue that does more": {"TASK_QUEUE_ENABLE": "2", "HOST_NPU_DEVICES": "2"},
+    "queue": {},
+    "no queue": {"TASK_QUEUE_ENABLE": "0"},
+    "queue that does more": {"TASK_QUEUE_ENABLE": "2"},
     "blocking": {"ASCEND_LAUNCH_BLOCKING": "1"},
 }
 
 
+def _run(function, *arguments, devices=1, **settings):
+    """Call a function in a process with NPUs and these settings, and say how it ended."""
+    options = {"devices": devices, "backend": "", "environment": settings, "timeout": 1200}
+    [outcome] = outcomes(function, 1, *arguments, device="npu", **options)
+    assert outcome.error is None, outcome.error + outcome.output[-5000:]
+    return outcome
+
+
 def _run_tests(mode: str, *arguments: str, **settings: str) -> None:
-    result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **MODES[mode], **settings)
-    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
-    assert " passed" in result.stdout
+    result = _run(run_pytest, *arguments, devices=2, **MODES[mode], **settings)
+    assert result.value == 0 and " passed" in result.output, result.output[-7000:]
 
 
 def test_everything_on_the_host_npu():
@@ -87,86 +73,74 @@ def test_other_chips(chip):
     _run_tests("queue", "tests/npu/test_other_chips.py", HOST_NPU_SOC=chip)
 
 
+def _said(call):
+    try:
+        call()
+        return "nothing"
+    except RuntimeError as error:
+        return str(error)
+
+
+def _backward(one):
+    torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
+    torch.npu.synchronize()
+
+
+def _stop_the_queue(one):
+    """Let an operator fail in the queue; return what is said then."""
+    torch.npu.synchronize()
+    host_npu.fail("aclnnMseLossBackward", status=361001, message="EZ9903: asked for by a test")
+    return _said(partial(_backward, one))
+
+
+def _calls_after_a_failure(device):
+    one = torch.rand(3).npu()
+    said = [_stop_the_queue(one), *(_said(partial(_backward, one)) for _ in range(3))]
+    alive = host_npu.stats().alive
+    return said, alive.get("aclTensor"), alive.get("aclOpExecutor")
+
+
 @pytest.mark.parametrize("queue", ["1", "2"])
-def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_reports_the_stopped_queue(tmp_path, queue):
-    result = _run_program(
-        tmp_path,
-        """
-        import host_npu
-        import torch_aclnn_ops
-        import torch
-
-        one = torch.rand(3).npu()
-        torch.npu.synchronize()
-        host_npu.fail("aclnnMseLossBackward", status=361001, message="EZ9903: asked for by a test")
-        for _ in range(4):
-            try:
-                torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
-                torch.npu.synchronize()
-                print("nothing")
-            except RuntimeError as error:
-                print(str(error).splitlines()[0])
-        alive = host_npu.stats().alive
-        assert not alive.get("aclTensor") and not alive.get("aclOpExecutor"), alive
-        """,
-        TASK_QUEUE_ENABLE=queue,
-    )
-    first, *later = result.stdout.splitlines()
-    assert first.startswith("The Inner error is reported as above") and first.endswith("aclnnMseLossBackward.")
-    assert "asked for by a test" in result.stderr
+def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_reports_the_stopped_queue(queue):
+    result = _run(_calls_after_a_failure, TASK_QUEUE_ENABLE=queue)
+    (first, *later), *alive = result.value
+    assert first.startswith("The Inner error is reported as above")
+    assert first.splitlines()[0].endswith("aclnnMseLossBackward.")
+    assert "asked for by a test" in result.output
     sentence = "aclnnMseLossBackward: torch_npu's task queue has ended with an operator that failed before this one, "
-    assert len(later) == 3 and all(line.startswith(sentence) for line in later), result.stdout + result.stderr
+    assert len(later) == 3 and all(one.startswith(sentence) for one in later), result
+    assert not any(alive)
 
 
-def test_the_pytorch_fallback_also_reports_the_stopped_queue(tmp_path):
-    result = _run_program(
-        tmp_path,
-        """
-        from functools import partial
-        import host_npu
-        from torch_aclnn_ops import functional as F
-        import torch
+def _fallbacks_after_a_failure(device):
+    one = torch.rand(3).npu()
+    small, rows, head = (torch.rand(n, 64).npu().requires_grad_() for n in (8, 256, 512))
+    target, loss = torch.zeros(256).long().npu(), F.linear_cross_entropy
+    before = loss(small, head, target[:8]), loss(rows, head, target, softcap=3.0)
+    none = loss(rows, head, target, softcap=3.0, reduction="none").sum()
+    doubles = torch.rand(3).double().npu().requires_grad_()
+    before_doubles = F.mse_loss(doubles, torch.zeros(3).double().npu())
+    _stop_the_queue(one)
+    calls = [
+        lambda: loss(small, head, target[:8]),
+        before[0].backward,
+        lambda: loss(rows, head, target),
+        lambda: loss(rows, head, target, softcap=3.0),
+        lambda: loss(rows, head, target, chunk_size=32),
+        lambda: loss(rows.detach(), head.detach(), target, label_smoothing=0.1, reduction="none"),
+        lambda: loss(rows.bfloat16(), head.bfloat16(), target, linear_bias=torch.zeros(512).bfloat16().npu()),
+        lambda: loss(rows.bfloat16(), head.bfloat16(), target),
+        none.backward,
+        before_doubles.backward,
+        lambda: F.mse_loss(doubles[:2], doubles[1:]),
+    ]
+    return [_said(call) for call in calls]
 
-        one = torch.rand(3).npu()
-        small, rows, head = (torch.rand(n, 64).npu().requires_grad_() for n in (8, 256, 512))
-        target, loss = torch.zeros(256).long().npu(), F.linear_cross_entropy
-        before = loss(small, head, target[:8]), loss(rows, head, target, softcap=3.0)
-        none = loss(rows, head, target, softcap=3.0, reduction="none").sum()
-        doubles = torch.rand(3).double().npu().requires_grad_()
-        before_doubles = F.mse_loss(doubles, torch.zeros(3).double().npu())
-        torch.npu.synchronize()
-        host_npu.fail("aclnnMseLossBackward", status=361001, message="EZ9903: asked for by a test")
-        try:
-            torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
-            torch.npu.synchronize()
-        except RuntimeError as error:
-            pass
-        calls = [
-            lambda: loss(small, head, target[:8]),
-            before[0].backward,
-            lambda: loss(rows, head, target),
-            lambda: loss(rows, head, target, softcap=3.0),
-            lambda: loss(rows, head, target, chunk_size=32),
-            lambda: loss(rows.detach(), head.detach(), target, label_smoothing=0.1, reduction="none"),
-            lambda: loss(rows.bfloat16(), head.bfloat16(), target, linear_bias=torch.zeros(512).bfloat16().npu()),
-            lambda: loss(rows.bfloat16(), head.bfloat16(), target),
-            none.backward,
-            before_doubles.backward,
-            lambda: F.mse_loss(doubles[:2], doubles[1:]),
-        ]
-        for call in calls:
-            try:
-                call()
-                print("nothing")
-            except RuntimeError as error:
-                print(repr(str(error)))
-        """,
-        TASK_QUEUE_ENABLE="1",
-    )
-    lines = result.stdout.splitlines()
+
+def test_the_pytorch_fallback_also_reports_the_stopped_queue():
     # The package's own message, or the host NPU's, which raises for calls that a device silently ignores.
-    is_said = [re.search("torch_npu's (task )?queue has ended", line) is not None for line in lines]
-    assert len(lines) == 11 and all(is_said), result.stdout + result.stderr
+    for said in _run(_fallbacks_after_a_failure, TASK_QUEUE_ENABLE="1").value:
+        assert re.search("torch_npu's (task )?queue has ended", said)
 
 
 def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path):
@@ -177,35 +151,29 @@ def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path
     for name in (b"aclnnMseLossBackward\0", b"aclnnMseLossBackwardGetWorkspaceSize\0"):
         content = content.replace(name, name.replace(b"Mse", b"Xyz"))
     library.write_bytes(content)
-    script = tmp_path / "program.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import logging
-            from pathlib import Path
-            import host_npu
-            from torch_aclnn_ops import doctor, functional as F
-            from host_npu import _libraries
+    program = f"""
+        import logging
+        from pathlib import Path
+        import host_npu
+        from torch_aclnn_ops import doctor, functional as F
+        from host_npu import _libraries
 
-            _libraries.FOLDER = Path({str(tmp_path / "cann")!r})
-            host_npu.enable()
-            import torch
+        _libraries.FOLDER = Path({str(tmp_path / "cann")!r})
+        host_npu.enable()
+        import torch
 
-            one, other = torch.rand(3).npu().requires_grad_(), torch.rand(3).npu()
-            try:
-                torch.ops.torch_aclnn_ops.mse_loss_backward(other, other, other, 0)
-            except NotImplementedError as error:
-                print("raised", error)
-            logging.basicConfig(level=logging.DEBUG)
-            F.mse_loss(one, other).backward()
-            torch.testing.assert_close(one.grad.cpu(), (2 / 3 * (one - other)).detach().cpu())
-            torch.ops.torch_aclnn_ops.binary_cross_entropy_backward(other, other, other, None, 0)
-            print(doctor.describe())
-            """
-        )
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+        one, other = torch.rand(3).npu().requires_grad_(), torch.rand(3).npu()
+        try:
+            torch.ops.torch_aclnn_ops.mse_loss_backward(other, other, other, 0)
+        except NotImplementedError as error:
+            print("raised", error)
+        logging.basicConfig(level=logging.DEBUG)
+        F.mse_loss(one, other).backward()
+        torch.testing.assert_close(one.grad.cpu(), (2 / 3 * (one - other)).detach().cpu())
+        torch.ops.torch_aclnn_ops.binary_cross_entropy_backward(other, other, other, None, 0)
+        print(doctor.describe())
+    """
+    result = run_code(textwrap.dedent(program))
     assert result.returncode == 0, result.stdout + result.stderr
     sentence = (
         "CANN's libraries (libcust_opapi.so, libopapi_*.so, libopapi.so) have no aclnnMseLossBackwardGetWorkspaceSize"
@@ -232,10 +200,7 @@ def test_check_values_can_be_set_before_an_npu_is_available(asked, refused):
         except IndexError:
             print("IndexError")
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_ACLNN_CHECK_VALUES": str(int(not asked))}
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, timeout=600
-    )
+    result = run_code(textwrap.dedent(program), TORCH_ACLNN_CHECK_VALUES=str(int(not asked)))
     assert result.stdout == f"{refused}\n", result.stderr
 
 
@@ -252,10 +217,7 @@ def test_a_flattened_step_works_if_torch_npu_is_imported_after_the_optimizer():
         optimizer.step()
         print(weight.tolist())
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, timeout=600
-    )
+    result = run_code(textwrap.dedent(program), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.stdout == "[0.5, 0.5, 0.5]\n", result.stderr
 
 
