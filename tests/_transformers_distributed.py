@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.nn.parallel import DistributedDataParallel
 
 from tests._language_models import CHUNK, Largest, batch, make
+from tests._own_losses import WithOwnLoss
 
 PROCESSES = 2
 
@@ -21,6 +22,10 @@ PROCESSES = 2
 def share(rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Return the rows of a process."""
     return {name: one.chunk(PROCESSES)[rank].to(device) for name, one in batch().items()}
+
+
+def _own_loss(wrap):
+    return lambda mesh: WithOwnLoss(wrap(mesh))
 
 
 def _ddp(**options):
@@ -33,7 +38,7 @@ def _make(mesh, family="llama"):
 
 
 def _patched(mesh, family="llama"):
-    return patch_model(_make(mesh, family), chunk_size=CHUNK)
+    return patch_model(_make(mesh, family), chunk_size=CHUNK, lazy_without_labels=True)
 
 
 def _fully_sharded(groups=lambda model: [], family="llama", patch_last=False, **options):
@@ -65,6 +70,7 @@ TRAININGS = {
     "FSDP2, the head by itself, not resharded": _fully_sharded(_head, reshard_after_forward=False),
     "FSDP2, experts, the head by itself": _fully_sharded(_head, family="mixtral", reshard_after_forward=True),
     "FSDP2, norm and head, not resharded": _fully_sharded(_norm_and_head, reshard_after_forward=False),
+    "DDP, a loss of its own": _own_loss(_ddp()),
     "FSDP2, 16 bits": _fully_sharded(
         _head, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     ),
@@ -81,11 +87,12 @@ def _train(wrap, mesh):
     for _ in range(2):  # what the first step leaves behind would show in the second
         model.zero_grad()
         with Largest() as largest:
-            output = model(**share(mesh.get_rank(), mesh.device_type))
-            output.loss.backward()
-    loss = output.loss.detach().clone()
+            loss = model(**share(mesh.get_rank(), mesh.device_type))["loss"]
+            loss.backward()
+    loss = loss.detach().clone()
     dist.all_reduce(loss)
-    gradients = {name.removeprefix("module."): _whole(one.grad) for name, one in model.named_parameters()}
+    prefix = "model.module." if isinstance(model, WithOwnLoss) else "module."
+    gradients = {name.removeprefix(prefix): _whole(one.grad) for name, one in model.named_parameters()}
     return loss / PROCESSES, largest.elements, gradients
 
 

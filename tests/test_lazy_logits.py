@@ -22,6 +22,8 @@ CASES = [
     for index, (name, function) in enumerate(FUNCTIONS)
 ]
 TARGET = torch.tensor([[4, -100, 7]])
+INDEX = TARGET.clamp(min=0)[..., None]
+_log_softmax = nn.functional.log_softmax
 
 
 @pytest.mark.parametrize("function", CASES)
@@ -178,11 +180,26 @@ LOSSES = {
     "a sum of both": lambda logits: _loss(logits + logits * 0.5 + torch.linspace(-1, 1, 50)),
     "a clone": lambda logits: _loss(logits.clone()),
     "a new dimension": lambda logits: _of(logits.unsqueeze(1).squeeze(1)[0], TARGET[0]),
+    "every second, reshaped": lambda logits: _of(logits[:, ::2].reshape(-1, 50), TARGET[0, ::2]),
+    "transposed, flattened": lambda logits: _of(logits.transpose(0, 1).flatten(0, 1), TARGET[0]),
+    "a mask": lambda logits: _of(logits[TARGET >= 0], TARGET[TARGET >= 0]),
+    "a mask of sequences": lambda logits: _of(logits[TARGET[:, 0] == 4].transpose(1, 2), TARGET),
+    "a mask of flattened rows": lambda logits: _of(logits.view(-1, 50)[TARGET[0] >= 0], TARGET[0, ::2]),
+    "log-probabilities": lambda logits: -logits.log_softmax(-1).gather(-1, INDEX).mean(),
+    "log-probabilities of rows": lambda logits: torch.log_softmax(logits[0, 1:], dim=1).gather(1, INDEX[0, 1:]).sum(),
+    "log-probabilities in float64": lambda logits: _log_softmax(logits, 2, dtype=torch.float64).gather(2, INDEX).sum(),
+    "their sum": lambda logits: _log_softmax(logits, dim=-1).sum(-1)[0] @ torch.arange(3.0),
+    "a smoothed loss": lambda logits: _smoothed(logits),
 }
 
 
 def _of(*args, **kwargs):
     return nn.functional.cross_entropy(*args, **kwargs)
+
+
+def _smoothed(logits):
+    losses = -_log_softmax(torch.tanh(logits / 3.0) * 3.0, dim=-1)
+    return losses.gather(dim=-1, index=INDEX).sum() + losses.sum(dim=-1, keepdim=True, dtype=torch.float64).sum()
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
@@ -198,11 +215,55 @@ def test_a_cross_entropy_of_rows_is_computed_without_logits(loss):
     assert not logits.is_materialized
 
 
+@pytest.mark.parametrize("index", [-100, 50, -(2**62)])
+def test_an_index_out_of_range_raises_as_gather_does(index):
+    log_probs = lazy_logits()[0].log_softmax(-1)
+    with pytest.raises((IndexError, RuntimeError)):
+        log_probs.gather(-1, torch.full((1, 3, 1), index))
+
+
+OTHER_USES_OF_LOG_PROBABILITIES = {
+    "exp": lambda one: one.exp(),
+    "a sum of rows": lambda one: one.sum(1),
+    "a sum of all": lambda one: one.sum(),
+    "several classes": lambda one: one.gather(-1, INDEX.expand(1, 3, 2)),
+    "fewer rows": lambda one: one.gather(-1, INDEX[:, :2]),
+    "a row": lambda one: one[0, 1],
+    "one class": lambda one: one[..., 3],
+    "a sum with logits": lambda one: one + one,
+    "the mean": lambda one: one.mean(),
+}
+
+
+@pytest.mark.parametrize("use", OTHER_USES_OF_LOG_PROBABILITIES.values(), ids=OTHER_USES_OF_LOG_PROBABILITIES)
+def test_other_uses_of_log_probabilities_are_those_of_real_ones(use):
+    found, expected = (use(logits.log_softmax(-1)) for logits in (lazy_logits()[0], real_logits()[0]))
+    assert torch.equal(found, expected)
+
+
+def test_log_probabilities_and_copies_of_rows_do_not_change_with_the_logits():
+    found = []
+    for logits in (lazy_logits()[0], real_logits()[0]):
+        derived = [logits.log_softmax(-1), logits[:, ::2].transpose(0, 1).reshape(-1, 50), logits[TARGET >= 0]]
+        logits.mul_(3)
+        found.append([materialized(one) for one in derived])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_reshape_that_is_a_view_is_written_through():
+    found = []
+    for logits in (lazy_logits()[0], real_logits()[0]):
+        view = logits[:, ::2].reshape(1, 2, 5, 10)
+        logits.mul_(3)
+        found.append(materialized(view))
+    assert torch.equal(*found)
+
+
 COMPUTED = {
     "probabilities": lambda logits: _of(logits[0], torch.full((3, 50), 0.02)),
     "part of the classes": lambda logits: _of(logits[0, :, :20], TARGET[0]),
     "classes as rows": lambda logits: _of(logits[0].T, torch.tensor([1] * 50)),
-    "a mask": lambda logits: _of(logits[TARGET >= 0], TARGET[TARGET >= 0]),
+    "a mask of elements": lambda logits: _of(logits[logits > -9].view(-1, 50), TARGET[0]),
     "a vector that is no bias": lambda logits: _loss(logits + torch.ones(3, 1)),
 }
 

@@ -31,6 +31,12 @@ def in_ddp_with_static_graph() -> bool:
     return module is not None and bool(module.static_graph)
 
 
+def ddp_searches_outputs() -> bool:
+    """Return whether this is a forward pass of ``DistributedDataParallel`` that searches the outputs for tensors."""
+    module = _active_ddp_module()
+    return module is not None and bool(module.static_graph or module.find_unused_parameters)
+
+
 def in_dispatch_mode() -> bool:
     """Return whether a ``TorchDispatchMode`` is active."""
     return bool(number_of_dispatch_modes() > 0)

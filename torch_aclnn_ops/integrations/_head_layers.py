@@ -83,8 +83,11 @@ class Layer(NamedTuple):
 
     def select_rows(self, sizes: list[int], row_strides: list[int], offset: int) -> "Layer":
         """Return the layer with a strided view of its input's rows; strides and offset count rows."""
+        return self.with_input(_strided_rows(self.input, sizes, row_strides, offset))
+
+    def with_input(self, input: Tensor) -> "Layer":
+        """Return the layer with rows of its input."""
         self.check_versions()
-        input = _strided_rows(self.input, sizes, row_strides, offset)
         read = None if self.versions is None else (version_of(input), *self.versions[1:])
         _, linear, weight, bias, _, autocast, places, in_static_graph, divisor = self
         return Layer(input, linear, weight, bias, read, autocast, places, in_static_graph, divisor)

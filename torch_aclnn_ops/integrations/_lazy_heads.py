@@ -79,7 +79,7 @@ def _forward(
         # No optimizer has a weight that is computed.
         if is_checked and not (is_parametrized(linear) or in_functorch_transform()):
             _watch(linear)
-    return LazyLogits(LogitSum((layer,), (), None, dtype, options), "output", (layer,), {}, record)
+    return LazyLogits(LogitSum((layer,), (), None, dtype, options), Layer.output, (layer,), {}, record)
 
 
 def _watch(linear: nn.Linear) -> None:

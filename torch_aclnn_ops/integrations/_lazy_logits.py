@@ -6,7 +6,8 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._nested import leaves, map_nested
 from torch_aclnn_ops.integrations import _lazy_operations
-from torch_aclnn_ops.integrations._lazy_operations import NAMES, RULES, VIEWS
+from torch_aclnn_ops.integrations._lazy_operations import METHODS, NAMES, VIEWS
+from torch_aclnn_ops.integrations._log_probabilities import LogProbabilities
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 from torch_aclnn_ops.integrations._materializations import Materializations
 
@@ -26,37 +27,40 @@ class LazyLogits:
     """The logits of a head, which are materialized when an operation needs them, at most once.
 
     This is not a tensor, because the loss is computed without one, but operators, methods and functions of torch take
-    it for one: those whose result is a ``LogitSum`` (multiplication by a number, sums, ``torch.tanh``, casts, views of
-    rows) are deferred, cross entropy is computed without logits, and all others get the materialized logits. Code that
+    it for one. What is a rule of ``_lazy_operations`` is deferred, such as a multiplication by a number, a sum, a cast
+    or rows, or is computed without logits, such as a cross entropy; all others get the materialized logits. Code that
     asks for a ``torch.Tensor``, such as ``torch.autograd.Function.apply``, needs ``logits.materialize()``.
 
     Args:
         logits: the result, from which a loss is computed.
-        method: name of the first operand's method that computes the logits.
-        operands: the object and its positional arguments; lazy ones are materialized first.
-        kwargs: keyword arguments of the method.
+        function: the function that computes the logits.
+        operands: its positional arguments; lazy ones are materialized first.
+        kwargs: its keyword arguments.
         record: counts materializations and losses.
+        is_view: whether the result is a view of the first operand.
     """
 
     def __init__(
         self,
-        logits: LogitSum,
-        method: str,
+        logits: LogitSum | LogProbabilities,
+        function: Callable[..., Tensor],
         operands: tuple[Any, ...],
         kwargs: dict[str, Any],
         record: Materializations,
+        is_view: bool = False,
     ) -> None:
         self._logits = logits
-        self._method = method
+        self._function = function
         self._operands = operands
         self._kwargs = kwargs
         self._record = record
+        self._is_view = is_view
         self._tensor: Tensor | None = None
 
     @property
     def is_materialized(self) -> bool:
         """Whether the logits, or a base of which they are a view, were materialized."""
-        return self._tensor is not None or (self._method in VIEWS and self._operands[0].is_materialized)
+        return self._tensor is not None or (self._is_view and self._operands[0].is_materialized)
 
     def materialize(self, why: str = "materialize") -> Tensor:
         """Materialize the logits once, and return the same tensor in every call.
@@ -80,42 +84,38 @@ class LazyLogits:
 
     def _compute(self) -> Tensor:
         # Materialized operands may have been modified in-place, so only views are taken of them.
-        is_view = self._method in VIEWS
-        first, *others = [
-            (one.materialize() if is_view else one._compute()) if isinstance(one, LazyLogits) else one
+        operands = [
+            (one.materialize() if self._is_view else one._compute()) if isinstance(one, LazyLogits) else one
             for one in self._operands
         ]
-        logits: Tensor = getattr(first, self._method)(*others, **self._kwargs)
-        return logits
+        return self._function(*operands, **self._kwargs)
 
-    def _derive(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a method that ``RULES`` has."""
+    def _derive(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function that there is a rule for, by its name."""
         lazy = [one for one in (self, *args) if isinstance(one, LazyLogits)]
-        has_graph = torch.is_grad_enabled() or not any(one.requires_grad for one in lazy)
-        if has_graph and not any(one.is_materialized for one in lazy):
+        if not any(one.is_materialized for one in lazy):
             sums = tuple(one._logits if isinstance(one, LazyLogits) else one for one in args)
-            logits = _lazy_operations.defer(name, self._logits, sums, kwargs)
-            if logits is self._logits:
-                return self
-            if logits is not None:
-                return LazyLogits(logits, name, (self, *args), kwargs, self._record)
-        first, *others = [materialized(one, name) for one in (self, *args)]
-        return getattr(first, name)(*others, **kwargs)
+            found = _lazy_operations.apply(name, self._logits, sums, kwargs)
+            if isinstance(found, Tensor):
+                if not torch.compiler.is_compiling():
+                    self._record.losses += 1
+                return found
+            if found is not None and (torch.is_grad_enabled() or not any(one.requires_grad for one in lazy)):
+                if found is self._logits:
+                    return self
+                is_view = name in VIEWS and found.layers is self._logits.layers
+                return LazyLogits(found, function, (self, *args), kwargs, self._record, is_view)
+        args, kwargs = map_nested(lambda one: materialized(one, name), ((self, *args), kwargs))
+        return function(*args, **kwargs)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, LazyLogits):
-            if function is torch.nn.functional.cross_entropy and not first.is_materialized:
-                loss = _lazy_operations.cross_entropy(first._logits, *args[1:], **kwargs)
-                if loss is not None:
-                    if not torch.compiler.is_compiling():
-                        first._record.losses += 1
-                    return loss
-            elif function in NAMES:
-                return first._derive(NAMES[function], *args[1:], **kwargs)
-            elif function.__name__ in _METADATA:
+            if function in NAMES:
+                return first._derive(NAMES[function], function, args[1:], kwargs)
+            if function.__name__ in _METADATA:
                 return getattr(first, function.__name__)(*args[1:], **kwargs)
         if function in (torch.autograd.grad, torch.autograd.backward):
             inputs = kwargs.get("inputs", args[1:2] if function is torch.autograd.grad else None)
@@ -186,7 +186,7 @@ class LazyLogits:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        return self._derive("__getitem__", index)
+        return self._derive("__getitem__", Tensor.__getitem__, (index,), {})
 
     def __repr__(self) -> str:
         if self._tensor is not None:
@@ -213,8 +213,10 @@ def _no_gradient(what: str) -> RuntimeError:
 
 
 def _derived(name: str) -> Callable[..., Any]:
+    function = getattr(Tensor, name)
+
     def call(self: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-        return self._derive(name, *args, **kwargs)
+        return self._derive(name, function, args, kwargs)
 
     return call
 
@@ -228,10 +230,10 @@ def _computed(name: str, why: str) -> Callable[..., Any]:
 
 
 # Python looks up special methods on the class, without __getattr__.
-for _name in RULES.keys() - {"__getitem__"}:
+for _name in METHODS - {"__getitem__"}:
     setattr(LazyLogits, _name, _derived(_name))
 for _name in (
-    "sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs invert and rand or ror xor rxor"
+    "sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul pos abs invert and rand or ror xor rxor"
     " lshift rlshift rshift rrshift lt le eq ne gt ge setitem reversed contains bool int float complex index array"
     " dlpack dlpack_device"
 ).split():

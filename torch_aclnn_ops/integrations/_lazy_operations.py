@@ -1,15 +1,17 @@
-"""Rules for operations on lazy logits, by name: each returns the result as a ``LogitSum``, or None to materialize."""
+"""Rules for operations on lazy logits, by name: each returns a deferred result, or a loss, or None to materialize."""
 
 from collections.abc import Callable
 from typing import Any, cast
 
 from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops.integrations._log_probabilities import LogProbabilities, log_probabilities
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 
 import torch
 from torch import Tensor, nn
 
-Rule = Callable[..., LogitSum | None]
+Deferred = LogitSum | LogProbabilities
+Rule = Callable[..., Deferred | Tensor | None]
 
 
 def _view(name: str) -> Rule:
@@ -26,15 +28,28 @@ def _view(name: str) -> Rule:
 
 
 def _reshape(name: str) -> Rule:
-    view = _view(name)
+    view, view_as = _view(name), _view("view")
 
-    def reshape(logits: LogitSum, *args: Any, **kwargs: Any) -> LogitSum | None:
-        return view(logits, *args, **kwargs) if logits.probe().is_contiguous() else None
+    def reshape(logits: LogitSum, *args: Any, **kwargs: Any) -> Any:
+        probe = logits.probe()
+        if probe.is_contiguous():
+            return view(logits, *args, **kwargs)
+        if torch.compiler.is_compiling():  # an error of a view cannot be caught
+            return None
+        try:
+            sizes = getattr(probe, name)(*args, **kwargs).shape
+        except (IndexError, RuntimeError, TypeError):
+            return None  # the operation on materialized logits raises
+        rows = logits.contiguous_rows()
+        # A view if torch can make one, else a copy of the rows.
+        return view_as(logits, sizes) or (rows and view_as(rows, sizes))
 
     return reshape
 
 
 def _getitem(logits: LogitSum, index: Any) -> LogitSum | None:
+    if isinstance(index, Tensor):
+        return logits.selected(index)
     places = index if isinstance(index, tuple) else (index,)
     if not all(one is None or one is Ellipsis or type(one) in (int, slice) for one in places):
         return None
@@ -106,6 +121,30 @@ def _add(logits: LogitSum, other: Any) -> LogitSum | None:
     return logits.plus(other)
 
 
+def _cross_entropy(
+    logits: LogitSum,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """Compute :func:`torch.nn.functional.cross_entropy` of lazy logits; return None if it needs the logits."""
+    if size_average is not None or reduce is not None:
+        reduction = cast(Reduction, nn.CrossEntropyLoss(None, size_average, reduce=reduce).reduction)  # warns
+    return logits.cross_entropy(
+        target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
+
+
+def _log_softmax(
+    logits: LogitSum, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> LogProbabilities | None:
+    return log_probabilities(logits, dim, dtype)
+
+
 # Operations whose result is a view of the logits.
 VIEWS: dict[str, Rule] = {
     **{name: _view(name) for name in "view transpose swapaxes swapdims permute unsqueeze squeeze unflatten".split()},
@@ -125,10 +164,21 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _mul),
     **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), lambda logits, number: logits.divided(number)),
     **dict.fromkeys(("add", "__add__", "__radd__"), _add),
+    "cross_entropy": _cross_entropy,
+    "log_softmax": _log_softmax,
 }
+_OF_LOG_PROBABILITIES: dict[str, Rule] = {
+    **dict.fromkeys(("neg", "negative", "__neg__"), LogProbabilities.negated),
+    "gather": LogProbabilities.gathered,
+    "sum": LogProbabilities.summed,
+}
+METHODS = {name for name in RULES.keys() | _OF_LOG_PROBABILITIES.keys() if hasattr(Tensor, name)}
 # Keyed by the function that ``__torch_function__`` receives.
 NAMES: dict[Any, str] = {
-    getattr(owner, name): name for owner in (Tensor, torch) for name in RULES if hasattr(owner, name)
+    getattr(owner, name): name
+    for owner in (Tensor, torch, nn.functional)
+    for name in RULES.keys() | _OF_LOG_PROBABILITIES.keys()
+    if hasattr(owner, name)
 }
 
 
@@ -138,27 +188,10 @@ def name_of(function: Any) -> str:
     return getattr(owner if function.__name__ in ("__get__", "__set__") else function, "__name__", str(function))
 
 
-def defer(name: str, logits: LogitSum, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogitSum | None:
-    """Return the deferred result of an operation: ``logits`` itself for a no-op, None if it needs the logits."""
+def apply(name: str, logits: Deferred, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Deferred | Tensor | None:
+    """Return the result of an operation: ``logits`` itself for a no-op, None if it needs the logits."""
+    rule = (RULES if isinstance(logits, LogitSum) else _OF_LOG_PROBABILITIES).get(name)
     try:
-        return RULES[name](logits, *args, **kwargs)
+        return rule and rule(logits, *args, **kwargs)
     except TypeError:  # unsupported arguments
         return None
-
-
-def cross_entropy(
-    logits: LogitSum,
-    target: Any,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor | None:
-    """Compute :func:`torch.nn.functional.cross_entropy` of lazy logits; return None if it needs the logits."""
-    if size_average is not None or reduce is not None:
-        reduction = cast(Reduction, nn.CrossEntropyLoss(None, size_average, reduce=reduce).reduction)  # warns
-    return logits.cross_entropy(
-        target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-    )

@@ -92,6 +92,16 @@ class LogitSum:
         layers = tuple(layer.select_rows(sizes, row_strides, offset // self.classes) for layer in self.layers)
         return LogitSum(layers, self.vectors, self.bound, self.dtype, self.options)
 
+    def selected(self, mask: Tensor) -> "LogitSum | None":
+        """Return the rows that a mask selects, as ``logits[mask]``."""
+        rows = self.contiguous_rows()
+        if rows is None or mask.dtype != torch.bool or mask.ndim >= len(rows.shape) or torch.compiler.is_compiling():
+            return None
+        if mask.shape != rows.shape[: mask.ndim] or mask.device != self.device:
+            return None
+        layers = tuple(layer.with_input(layer.input[mask]) for layer in rows.layers)
+        return LogitSum(layers, rows.vectors, rows.bound, rows.dtype, rows.options)
+
     def _elementwise(self) -> "LogitSum | None":
         """Return the contiguous logits for an elementwise operation; None if its result would not be contiguous."""
         is_contiguous = self.layout is None or torch.empty_like(self.probe()).is_contiguous()

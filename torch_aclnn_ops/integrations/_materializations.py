@@ -20,6 +20,7 @@ class Materializations:
         is_told: whether the user was warned that the patch saves no memory.
         is_seen: whether the hooks of the model run in this forward pass.
         eval_logits: whether evaluation returns logits beside a loss.
+        is_lazy_without_labels: whether training returns lazy logits if there is no loss beside them.
         is_without_logits: whether this forward pass is an evaluation that does not.
     """
 
@@ -29,6 +30,7 @@ class Materializations:
     is_told: bool = False
     is_seen: bool = False
     eval_logits: bool = True
+    is_lazy_without_labels: bool = False
     is_without_logits: bool = False
 
     def begin(self) -> None:

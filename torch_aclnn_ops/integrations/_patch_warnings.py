@@ -10,9 +10,13 @@ import torch
 from torch import nn
 
 NO_LABELS = (
-    "it was called in training without labels, as by a Trainer with label_smoothing_factor or compute_loss_func; pass"
-    " labels to the model, or compute the loss of its hidden states by functional.linear_cross_entropy, which takes"
-    " label_smoothing"
+    "it was called in training without labels, as by a Trainer with label_smoothing_factor or compute_loss_func; call"
+    " patch_model(model, lazy_without_labels=True), or pass labels to the model"
+)
+IN_WRAPPER = (
+    "it was called in training without labels in a wrapper that searches its outputs for tensors, as fully_shard and"
+    " FSDP1 do; pass labels to the model, or to DistributedDataParallel find_unused_parameters=False and"
+    " static_graph=False (to a Trainer ddp_find_unused_parameters=False)"
 )
 
 

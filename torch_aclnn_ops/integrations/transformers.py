@@ -8,13 +8,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from torch_aclnn_ops._checks import check_bool
 from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._torch_compat.modes import ddp_searches_outputs
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
-from torch_aclnn_ops.integrations._patch_warnings import NO_LABELS, warn, warn_of_reason
+from torch_aclnn_ops.integrations._patch_warnings import IN_WRAPPER, NO_LABELS, warn, warn_of_reason
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.hooks import RemovableHandle
 
 try:
@@ -51,6 +53,7 @@ def patch_model(
     chunk_size: int | Literal["auto"] = "auto",
     max_memory: int | None = None,
     eval_logits: bool = True,
+    lazy_without_labels: bool = False,
 ) -> _Model:
     """Make a language model compute its training loss without materializing the logits of all tokens.
 
@@ -58,8 +61,9 @@ def patch_model(
     model, or its loss function, calls :func:`torch.nn.functional.cross_entropy`, the loss is computed by
     :func:`torch_aclnn_ops.functional.linear_cross_entropy`. The ``logits`` of the output are lazy: functions and
     methods of torch materialize them, and ``logits.materialize()`` is the tensor, which they are not themselves. As the
-    loss is computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. Without labels, in
-    ``eval()``, under ``no_grad`` and in ``generate``, the logits are ordinary tensors, unless ``eval_logits`` is False.
+    loss is computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. In ``eval()``,
+    under ``no_grad`` and in ``generate``, the logits are ordinary tensors, unless ``eval_logits`` is False, and so are
+    those of a call in training without labels, unless ``lazy_without_labels`` is True.
 
     The patch does not depend on the architecture: the linear layers of the head, ``get_output_embeddings()``, return
     lazy logits; if the head is an embedding, linear layers of the same shape do. Logits stay lazy under factors, a
@@ -79,6 +83,12 @@ def patch_model(
         eval_logits: Return logits beside the loss in ``eval()`` and under ``no_grad``. With False, a call with
             ``labels`` computes the loss as in training and its ``logits`` are None; ``compute_metrics`` of a
             ``Trainer`` then gets no predictions.
+        lazy_without_labels: Return lazy logits in training without ``labels`` too, for a loss that the program computes
+            itself, such as a ``Trainer``'s ``compute_loss_func`` or ``label_smoothing_factor``. It saves memory if it
+            is the cross entropy, or ``log_softmax`` followed by ``gather`` and ``sum`` over the classes, of rows of the
+            logits. With False, and in a wrapper that searches the outputs for tensors (``fully_shard``, FSDP1, and
+            ``DistributedDataParallel`` with ``find_unused_parameters`` or ``static_graph``), such a call computes the
+            logits, with one warning.
 
     Returns:
         ``model``.
@@ -86,7 +96,7 @@ def patch_model(
     Raises:
         RuntimeError: Another library has replaced the head's ``forward``.
         TypeError: ``model`` is not such a model, for instance a wrapper of one; or its head has no linear layer; or
-            ``chunk_size``, ``max_memory`` or ``eval_logits`` has the wrong type.
+            an option has the wrong type.
         ValueError: ``chunk_size`` or ``max_memory`` is less than 1, or both are given.
 
     Example:
@@ -105,6 +115,7 @@ def patch_model(
     inner = _pretrained_model(model, "patch_model")
     check_memory("patch_model", chunk_size, max_memory)
     check_bool("patch_model", "eval_logits", eval_logits)
+    check_bool("patch_model", "lazy_without_labels", lazy_without_labels)
     linears = _linears(inner)
     if not linears:
         head = inner.get_output_embeddings()
@@ -126,7 +137,7 @@ def patch_model(
         patch = _Patch((before, after), Materializations())
         setattr(inner, PATCH, patch)
     patch.record.is_told = False
-    patch.record.eval_logits = eval_logits
+    patch.record.eval_logits, patch.record.is_lazy_without_labels = eval_logits, lazy_without_labels
     for linear in linears:
         _lazy_heads.patch(linear, {"chunk_size": chunk_size, "max_memory": max_memory}, patch.record)
     names = {module: name for name, module in inner.named_modules()}
@@ -236,18 +247,28 @@ def _returned(model: nn.Module, record: Materializations, kwargs: dict[str, Any]
     # Labels may be given by position.
     has_loss = kwargs.get("labels") is not None or (isinstance(output, dict) and output.get("loss") is not None)
     is_without_logits = record.is_without_logits
+    is_training = model.training and torch.is_grad_enabled()
+    may_be_lazy = is_training and record.is_lazy_without_labels
+    is_searched = may_be_lazy and not torch.compiler.is_compiling() and _is_searched(model)
+    is_lazy = has_loss or (may_be_lazy and not is_searched)
     if torch.compiler.is_compiling():
-        return _without_logits(output) if is_without_logits else output if has_loss else _real(output)
+        return _without_logits(output) if is_without_logits else output if is_lazy else _real(output)
     if record.losses:
         return _without_logits(output) if is_without_logits else output
-    is_training = model.training and torch.is_grad_enabled()
     if (is_without_logits or is_training) and not record.is_told and not is_disabled():
         if has_loss:
             warn_of_reason(model, record, bool(kwargs.get("fused_lm_head")))
-        elif record.heads:
+        elif record.heads and not is_lazy:
             record.is_told = True
-            warn(model, NO_LABELS)
-    return _real(output)
+            warn(model, IN_WRAPPER if is_searched else NO_LABELS)
+    return output if is_lazy and not has_loss else _real(output)
+
+
+def _is_searched(model: nn.Module) -> bool:
+    """Return whether a wrapper searches the model's outputs for tensors, to prepare the backward pass of the loss."""
+    is_fsdp2 = any(isinstance(module, FSDPModule) for module in model.modules())
+    is_fsdp1 = not all(isinstance(linear.weight, nn.Parameter) for linear in _linears(model))
+    return is_fsdp2 or is_fsdp1 or ddp_searches_outputs()
 
 
 def _has_labels(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

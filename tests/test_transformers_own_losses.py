@@ -1,0 +1,154 @@
+"""Patched models with ``lazy_without_labels``: losses outside of the model's forward pass need no logits either."""
+
+import copy
+import re
+import warnings
+
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+from torch_aclnn_ops.integrations.transformers import patch_model
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainingArguments
+
+from tests._language_models import CHUNK, LOGITS, Largest, Step, assert_close, batch, make
+from tests._own_losses import LOSSES, WithOwnLoss
+
+
+def _patch(model):
+    return patch_model(model, chunk_size=CHUNK, lazy_without_labels=True)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi", "cohere"])
+def test_loss_and_every_gradient_are_those_of_the_model_as_it_was(family, loss):
+    model = WithOwnLoss(make(family), loss)
+    expected = Step(model)
+    _patch(model.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = Step(model)
+    assert_close(step, expected)
+    assert step.largest < LOGITS <= expected.largest
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_autocast_reaches_the_loss(loss):
+    model = WithOwnLoss(make("gemma2"), loss)
+    patched = copy.deepcopy(model)
+    _patch(patched.model)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, step = Step(model), Step(patched)
+    assert_close(step, expected, 3e-2)
+    assert step.largest < LOGITS
+
+
+@pytest.mark.parametrize("loss", ["rows", "log-probabilities"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_models_are_as_near_to_the_truth_as_they_were(dtype, loss):
+    truth = Step(WithOwnLoss(make().double(), loss))
+    model = WithOwnLoss(make().to(dtype), loss)
+    expected = Step(model)
+    _patch(model.model)
+    step = Step(model)
+    assert step.loss.dtype == expected.loss.dtype and step.largest < LOGITS
+    for name, wanted in truth.gradients.items():
+        errors = [(one.gradients[name] - wanted).abs().max() for one in (step, expected)]
+        assert errors[0] <= 1.5 * errors[1] + 1e-3 * wanted.abs().max(), name
+
+
+@pytest.mark.parametrize("loss", ["rows", "log-probabilities"])
+def test_compiled_models_return_lazy_logits_too(loss):
+    model = make()
+    expected = Step(WithOwnLoss(copy.deepcopy(model), loss), measured=False)
+    model.compile(backend="aot_eager", fullgraph=True)
+    step = Step(WithOwnLoss(_patch(model), loss), measured=False)
+    assert_close(step, expected)
+    assert isinstance(model(batch()["input_ids"]).logits, LazyLogits)
+
+
+def test_another_loss_has_its_logits_and_one_warning():
+    model = _patch(make())
+    with pytest.warns(UserWarning, match="square materializes the logits of all tokens, so this loss saves no memory"):
+        model(batch()["input_ids"]).logits.square().mean().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(batch()["input_ids"]).logits.square().mean().backward()
+
+
+def test_evaluation_returns_logits():
+    model = _patch(make())
+    tokens = batch()["input_ids"]
+    with torch.no_grad():
+        assert type(model(tokens).logits) is torch.Tensor
+    assert type(model.eval()(tokens).logits) is torch.Tensor
+
+
+def _trainer(folder, model, **options):
+    arguments = {"per_device_train_batch_size": 2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    rows = [{name: one[row] for name, one in batch(seed).items()} for seed in range(2) for row in range(2)]
+    own = {name: options.pop(name) for name in ("compute_loss_func",) if name in options}
+    steps = {"max_steps": 2, "logging_steps": 1, "save_strategy": "no"}
+    return Trainer(model, TrainingArguments(str(folder), **arguments, **steps, **options), train_dataset=rows, **own)
+
+
+def _loss_func(outputs, labels, num_items_in_batch=None):
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    loss = torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), shifted.flatten(), reduction="sum")
+    return loss / num_items_in_batch
+
+
+@pytest.mark.parametrize(
+    "options", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": _loss_func}], ids=lambda one: next(iter(one))
+)
+def test_a_trainer_that_calls_without_labels_saves_memory_and_says_nothing(options, tmp_path):
+    found = []
+    for model in (make(), _patch(make())):
+        trainer, largest = _trainer(tmp_path, model, **options), Largest()
+        with largest, warnings.catch_warnings():
+            warnings.filterwarnings("error", "patch_model")
+            trainer.train()
+        found.append([log["loss"] for log in trainer.state.log_history if "loss" in log])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert largest.elements < LOGITS
+
+
+def _fsdp2(model):
+    fully_shard(model.lm_head, reshard_after_forward=True)
+    return fully_shard(model, reshard_after_forward=True)
+
+
+WRAPPERS = {
+    "DDP that searches for unused parameters": lambda model: DistributedDataParallel(
+        model, find_unused_parameters=True
+    ),
+    "DDP with a static graph": lambda model: DistributedDataParallel(model, static_graph=True),
+    "FSDP2": _fsdp2,
+    "FSDP1": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.filterwarnings("ignore:.*FullyShardedDataParallel:FutureWarning")
+def test_a_wrapper_that_searches_the_outputs_finds_logits_with_one_warning(wrap):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = WithOwnLoss(wrap(_patch(make())))
+        with pytest.warns(UserWarning, match="saves no memory: it was called in training without labels in a wrapper"):
+            loss = model(**batch())["loss"]
+        loss.backward()
+        found = {name: one.grad for name, one in model.named_parameters()}
+        for name, gradient in Step(WithOwnLoss(make())).gradients.items():
+            [wrapped] = [one for one in found if re.sub(r"module\.|_fsdp_wrapped_", "", one) == name]
+            whole = found[wrapped].full_tensor() if hasattr(found[wrapped], "full_tensor") else found[wrapped]
+            torch.testing.assert_close(whole, gradient, rtol=1e-4, atol=1e-6)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_option_that_is_no_bool_raises():
+    with pytest.raises(TypeError, match="^patch_model: lazy_without_labels must be a bool, but it is 1$"):
+        patch_model(make(), lazy_without_labels=1)
