@@ -346,7 +346,7 @@ def test_another_loss_function_has_the_logits_it_needs():
         return model
 
     expected = Step(with_loss(make()))
-    with pytest.warns(UserWarning, match="saves no memory: log_softmax needs them; use .*cross_entropy"):
+    with pytest.warns(UserWarning, match="saves no memory: getitem needs them; use .*cross_entropy"):
         assert_close(Step(with_loss(patch_model(make()))), expected)
 
 
