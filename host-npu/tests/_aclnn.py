@@ -4,10 +4,10 @@ import ctypes
 from typing import Any, NamedTuple
 
 import torch
+from tests._runtime import message
 
 _OPAPI = ctypes.CDLL("libopapi.so")
 _NNOPBASE = ctypes.CDLL("libnnopbase.so")
-_ASCENDCL = ctypes.CDLL("libascendcl.so")
 _ACL_DTYPES = {
     torch.float32: 0,
     torch.float16: 1,
@@ -85,24 +85,19 @@ def _phase_one(name: str, arguments: tuple[object, ...]) -> tuple[int, ctypes.c_
     return status, size, executor
 
 
-def _message() -> str:
-    _ASCENDCL.aclGetRecentErrMsg.restype = ctypes.c_char_p
-    return (_ASCENDCL.aclGetRecentErrMsg() or b"").decode()
-
-
 def phase_one(name: str, *arguments: object) -> tuple[int, str, ctypes.c_void_p]:
     """Call phase one and return its status, its message and the executor."""
     status, _, executor = _phase_one(name, arguments)
-    return status, _message() if status else "", executor
+    return status, (message() or "") if status else "", executor
 
 
 def call(name: str, *arguments: object) -> None:
     """Call both phases, and wait."""
     torch.npu.synchronize()
     status, size, executor = _phase_one(name, arguments)
-    assert status == 0, _message()
+    assert status == 0, message()
     workspace = torch.empty(size.value, dtype=torch.uint8, device="npu")
     stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
     address = ctypes.c_void_p(workspace.data_ptr() or None)
-    assert getattr(_OPAPI, name)(address, size, executor, stream) == 0, _message()
+    assert getattr(_OPAPI, name)(address, size, executor, stream) == 0, message()
     torch.npu.synchronize()

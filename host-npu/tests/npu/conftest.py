@@ -1,4 +1,4 @@
-"""The tests in this folder need an NPU: ``python -m host_npu -m pytest tests/npu``."""
+"""The tests in this folder need an NPU: ``python -m host_npu --devices 2 -m pytest tests/npu``."""
 
 import re
 from collections.abc import Iterator

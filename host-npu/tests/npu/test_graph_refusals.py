@@ -1,13 +1,13 @@
 """What a device refuses while it captures a graph is refused here by a sentence, and eager work goes on."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch_npu
+from host_npu import testing
+from tests._process import on_npu
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -52,7 +52,7 @@ def _add_to(out: Tensor, x: Tensor) -> None:
     torch.add(out, x, out=out)
 
 
-_HOST, _PINNED = torch.zeros(4), torch.zeros(4).pin_memory()
+_HOST = torch.zeros(4)
 _STREAM = "to wait for a stream is not possible while a graph is captured on this stream"
 # A name, the call, and what the error says.
 REFUSED: list[tuple[str, Callable[[Tensor], object], str]] = [
@@ -64,7 +64,7 @@ REFUSED: list[tuple[str, Callable[[Tensor], object], str]] = [
     ("a branch", lambda x: 1 if x[0] > 1 else 2, _STREAM),
     ("a copy to the host", lambda x: x.cpu(), _STREAM),
     ("a copy from the host", lambda x: x.copy_(_HOST), _STREAM),
-    ("a copy that waits, to pinned memory", lambda x: _PINNED.copy_(x), _STREAM),
+    ("a copy that waits, to pinned memory", lambda x: torch.zeros(4).pin_memory().copy_(x), _STREAM),
     ("an asynchronous copy to pageable memory", lambda x: _HOST.copy_(x, non_blocking=True), "not page-locked"),
     ("an asynchronous copy from pageable memory", lambda x: x.copy_(_HOST, non_blocking=True), "not page-locked"),
     ("a new tensor of the host's values", lambda x: torch.tensor([1.0, 2.0], device="npu"), _STREAM),
@@ -176,60 +176,33 @@ def test_a_tensor_in_a_private_format_is_refused():
         _capture(lambda x: weight.exp())
 
 
-_WITHOUT_MEMORY = """
-import torch
-
-torch.npu.set_device(0)
-x, graph = torch.ones(4, device="npu"), torch.npu.NPUGraph()
-try:
-    with torch.npu.graph(graph):
+def _capture_without_memory() -> None:
+    x, graph = torch.ones(4, device="npu"), torch.npu.NPUGraph()
+    with pytest.raises(torch.OutOfMemoryError), torch.npu.graph(graph):
         torch.empty(1 << 30, device="npu")
-except torch.OutOfMemoryError as error:
-    print("refused: no memory")
-graph = torch.npu.NPUGraph()
-with torch.npu.graph(graph):
-    y = x * 2
-graph.replay()
-print(y.tolist())
-"""
-
-_COLLECTIVE = """
-import sys
-
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("hccl", init_method=f"file://{sys.argv[0]}.store", rank=0, world_size=1)
-x, graph = torch.ones(4, device="npu") * 2, torch.npu.NPUGraph()
-dist.all_reduce(x)
-torch.npu.synchronize()
-try:
+    graph = torch.npu.NPUGraph()
     with torch.npu.graph(graph):
+        y = x * 2
+    graph.replay()
+    assert y.tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B", "Ascend310P"])
+def test_after_a_capture_without_memory_the_process_captures(soc):
+    on_npu(_capture_without_memory, HOST_NPU_SOC=soc, HOST_NPU_MEMORY="256")
+
+
+def _capture_a_collective(device: str) -> None:
+    x, graph = torch.ones(4, device=device) * 2, torch.npu.NPUGraph()
+    dist.all_reduce(x)
+    torch.npu.synchronize()
+    with pytest.raises(RuntimeError, match="the host NPU does not capture HcclAllReduce"), torch.npu.graph(graph):
         dist.all_reduce(x * 2)
-except RuntimeError as error:
-    print("refused:", str(error).splitlines()[-1].split(": ")[-1])
-torch.npu.set_stream(torch.npu.default_stream())
-dist.all_reduce(x)
-torch.npu.synchronize()
-print(x.tolist())
-dist.destroy_process_group()
-"""
+    torch.npu.set_stream(torch.npu.default_stream())
+    dist.all_reduce(x)
+    torch.npu.synchronize()
+    assert x.tolist() == [2] * 4
 
 
-@pytest.mark.parametrize(
-    ("program", "soc", "sentence"),
-    [
-        (_WITHOUT_MEMORY, "Ascend910B", "no memory"),
-        (_WITHOUT_MEMORY, "Ascend310P", "no memory"),
-        (_COLLECTIVE, "Ascend910B", "the host NPU does not capture HcclAllReduce"),
-    ],
-    ids=["no memory", "no memory on the 310P", "a collective"],
-)
-def test_after_a_refusal_the_process_captures_and_communicates(program, soc, sentence, tmp_path):
-    file = tmp_path / "program.py"
-    file.write_text(program)
-    command = [sys.executable, "-m", "host_npu", "--soc", soc, str(file)]
-    environment = {**os.environ, "HOST_NPU_MEMORY": "256"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=240)
-    said = done.stdout.splitlines()[-2:]
-    assert said == [f"refused: {sentence}", "[2.0, 2.0, 2.0, 2.0]"], done.stdout + done.stderr
+def test_after_a_refused_collective_the_process_communicates():
+    testing.run(_capture_a_collective, 1, device="npu", devices=2)

@@ -1,11 +1,10 @@
 """What CANN's documents say of norms beside their formula: statistics, outputs that may be absent, chips."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+import torch_npu
 from tests._aclnn import call
+from tests._process import on_npu
 
 _EPSILON = 1e-6
 
@@ -42,17 +41,12 @@ def test_the_sum_and_its_statistics_may_be_absent(with_sum):
         assert total.cpu().equal(rounded)
 
 
-_SUM = """
-import torch, torch_npu
-x1, x2 = torch.tensor([[256.0, 1.0]]).bfloat16(), torch.tensor([[1.0, 0.0]]).bfloat16()
-print(torch_npu.npu_add_rms_norm(x1.npu(), x2.npu(), torch.ones(2).bfloat16().npu())[1].item())
-"""
+def _rstd_of_a_sum() -> float:
+    x1, x2 = torch.tensor([[256.0, 1.0]]).bfloat16(), torch.tensor([[1.0, 0.0]]).bfloat16()
+    return torch_npu.npu_add_rms_norm(x1.npu(), x2.npu(), torch.ones(2).bfloat16().npu())[1].item()
 
 
 @pytest.mark.parametrize(("soc", "first"), [("Ascend910B", 256), ("Ascend910_93", 256), ("Ascend950", 257)])
-def test_a2_and_a3_round_the_sum_before_they_normalize_it(soc, first, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(_SUM, encoding="utf-8")
-    command = [sys.executable, "-m", "host_npu", "--soc", soc, str(program)]
-    rstd = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def test_a2_and_a3_round_the_sum_before_they_normalize_it(soc, first):
+    rstd = on_npu(_rstd_of_a_sum, HOST_NPU_SOC=soc)
     assert rstd == pytest.approx(((first**2 + 1) / 2) ** -0.5, rel=1e-6)

@@ -1,14 +1,12 @@
 """What programs use besides operators: profilers, utilization, memory of the host, processes, messages to oneself."""
 
 import multiprocessing
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch_npu
-from host_npu import _operators
+from host_npu import _operators, testing
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -20,18 +18,18 @@ def test_the_profiler_of_torch_records_what_the_cpu_does(activities):
     assert "npu::npu_swiglu" in {each.key for each in profiler.key_averages()}
 
 
+def _profile(device: str, folder: str) -> None:
+    handler = torch_npu.profiler.tensorboard_trace_handler(folder)
+    with torch_npu.profiler.profile(on_trace_ready=handler) as profiler:
+        result = torch.ones(3, device=device).sum()
+        profiler.step()
+    assert result.item() == 3
+
+
 def test_the_profiler_of_torch_npu_says_why_it_records_nothing(tmp_path):
-    program = f"""
-import torch, torch_npu
-handler = torch_npu.profiler.tensorboard_trace_handler({str(tmp_path)!r})
-with torch_npu.profiler.profile(on_trace_ready=handler) as profiler:
-    result = torch.ones(3, device="npu").sum()
-    profiler.step()
-assert result.item() == 3
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
-    assert result.returncode == 0, result.stderr
-    assert "does not simulate the profiler of NPUs" in result.stdout + result.stderr
+    [outcome] = testing.outcomes(_profile, 1, str(tmp_path), device="npu", devices=2, backend="")
+    assert outcome.exit_status == 0, outcome.error
+    assert "does not simulate the profiler of NPUs" in outcome.output
 
 
 def test_an_idle_device_is_used_by_nobody():
@@ -69,18 +67,17 @@ def test_a_tensor_in_a_queue_of_processes_is_refused_and_the_process_goes_on():
     assert queue.get().tolist() == x.tolist() == [1, 1]
 
 
-def _sum_on_npu(queue):
-    queue.put(torch.ones(3, device="npu").sum().item())
+def _use(rank, queue):
+    # Free memory is asked for first, before there is a context on any device.
+    queue.put((torch.npu.mem_get_info()[0] > 0, torch.full((2,), rank, device=f"npu:{rank}").sum().item()))
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_child_processes_have_the_host_npu(method):
+def test_child_processes_have_host_npus_too(method):
     context = multiprocessing.get_context(method)
     queue = context.Queue()
-    process = context.Process(target=_sum_on_npu, args=(queue,))
-    process.start()
-    assert queue.get(timeout=100) == 3
-    process.join()
+    torch.multiprocessing.start_processes(_use, (queue,), nprocs=2, start_method=method)
+    assert sorted(queue.get(timeout=100) for _ in range(2)) == [(True, 0), (True, 2)]
 
 
 def test_a_rank_sends_to_itself_in_a_batch(tmp_path):

@@ -1,12 +1,22 @@
-"""Train a small model on the CPU and on an NPU, and print the losses of both; run by test_enable.py."""
+"""A small model trains on an NPU as on the CPU, whatever torch_npu's settings are."""
 
-import json
-
+import host_npu
+import pytest
 import torch
+from tests._process import on_npu
 from torch import nn
 
+_SEGMENTS = "expandable segments"
+_SETTINGS = {
+    "no queue": {"TASK_QUEUE_ENABLE": "0"},
+    "a queue": {"TASK_QUEUE_ENABLE": "1"},
+    "a queue for both phases": {"TASK_QUEUE_ENABLE": "2"},
+    "blocking launches": {"ASCEND_LAUNCH_BLOCKING": "1"},
+    _SEGMENTS: {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
+}
 
-class Model(nn.Module):
+
+class _Model(nn.Module):
     """An embedding, a block and a classifier."""
 
     def __init__(self) -> None:
@@ -21,10 +31,10 @@ class Model(nn.Module):
         return self.output(nn.functional.gelu(self.hidden(self.norm(self.embedding(tokens)))))
 
 
-def losses(device: str, steps: int = 12) -> list[float]:
+def _losses(device: str, steps: int = 12) -> list[float]:
     """Return the losses of a training run from one seed."""
     torch.manual_seed(0)
-    model = Model()
+    model = _Model()
     # Counting on from random numbers can be learnt.
     tokens = (torch.randint(0, 50, (steps, 4, 1)) + torch.arange(9)) % 50
     model.to(device)
@@ -41,6 +51,16 @@ def losses(device: str, steps: int = 12) -> list[float]:
     return values
 
 
-if __name__ == "__main__":
+def _trained() -> tuple[list[float], list[float], bool]:
     torch.set_num_threads(1)
-    print(json.dumps({device: losses(device) for device in ("cpu", "npu")}))
+    host_npu.count_calls()
+    found = _losses("npu")
+    return found, _losses("cpu"), "aclrtReserveMemAddress" in host_npu.stats().calls
+
+
+@pytest.mark.parametrize("settings", _SETTINGS)
+def test_training_has_the_cpus_losses_bit_for_bit_with(settings):
+    found, expected, has_segments = on_npu(_trained, **_SETTINGS[settings])
+    assert found == expected
+    assert expected[-1] < expected[0]
+    assert has_segments == (settings == _SEGMENTS)

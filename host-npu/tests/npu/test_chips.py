@@ -1,16 +1,25 @@
-"""Find out what PyTorch's operators do on the simulated chip, and print it as JSON; test_chips.py runs it on each."""
+"""What PyTorch's operators do on each chip, which is the table of docs/limits.md."""
 
-import json
-import sys
+import functools
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import host_npu
+import pytest
 import torch
 import torch_npu
-from _facts import error_of
+from tests._process import error_of, on_npu
 from torch import Tensor, nn
 from torch.nn import functional
 
+_PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+_HEAD = """\
+| chip | `jit_compile` by default | inference | training | bfloat16 | `scaled_dot_product_attention` calls |
+|---|---|---|---|---|---|
+"""
+_OLDER = ("Ascend910", "Ascend310P")
+_each_chip = pytest.mark.parametrize("soc", host_npu.SOCS)
 _TOKENS, _WIDTH = 11, 16
 
 
@@ -147,6 +156,7 @@ def _operator_of_attention() -> list[str]:
 
 
 def _called(call: Callable[[], object]) -> str:
+    """Return what a use of the chip raises, or an empty text."""
     return error_of(lambda: (call(), torch.npu.synchronize()))
 
 
@@ -161,15 +171,7 @@ def _add_to_bfloat16() -> None:
     assert (x + 1).tolist() == [2, 2, 2]
 
 
-def main() -> None:
-    """Print what each use of the chip raises, or an empty text, and facts about the chip.
-
-    With an argument, print this of the gradient of an embedding with ``jit_compile=False``, or of a sum in bfloat16.
-    """
-    if sys.argv[1:]:
-        call = {"embedding": _gradient_of_an_embedding, "bfloat16": _add_to_bfloat16}[sys.argv[1]]
-        print(json.dumps({"error": _called(call)}))
-        return
+def _facts() -> dict[str, Any]:
     errors = {
         "inference": _called(_infers),
         "training": _called(_trains),
@@ -177,15 +179,61 @@ def main() -> None:
         "scaled_dot_product_attention": _called(_attends),
     }
     attention = _operator_of_attention()
-    facts = {
+    return {
         "errors": errors,
         "jit_compile": not torch.npu.is_jit_compile_false(),
         "attention": attention,
         "dropout": _dropout_of_attention() if attention else None,
+        "goes on": (torch.ones(2, device="npu") + 1).tolist(),
     }
-    facts["goes on"] = (torch.ones(2, device="npu") + 1).tolist()
-    print(json.dumps(facts))
 
 
-if __name__ == "__main__":
-    main()
+@functools.cache
+def _found(soc: str) -> dict[str, Any]:
+    return on_npu(_facts, HOST_NPU_SOC=soc)
+
+
+def _row(soc: str) -> str:
+    found = _found(soc)
+    runs = ["no" if found["errors"][name] else "yes" for name in ("inference", "training", "bfloat16")]
+    operators = [f"`{name}`" for name in found["attention"] if "Grad" not in name]
+    attention = "no" if found["errors"]["scaled_dot_product_attention"] else "".join(operators) or "PyTorch's operators"
+    return f"| `{soc}` | {found['jit_compile']} | {' | '.join(runs)} | {attention} |\n"
+
+
+def test_the_table_of_the_page_of_limits_is_what_each_chip_does():
+    assert _HEAD + "".join(map(_row, host_npu.SOCS)) in _PAGE.read_text()
+
+
+@_each_chip
+def test_only_bfloat16_is_refused_and_only_where_the_chip_lacks_it(soc):
+    errors = {name: error for name, error in _found(soc)["errors"].items() if error}
+    assert list(errors) == (["bfloat16"] if soc in _OLDER else [])
+    assert all("bfloat16, which this chip does not have" in error for error in errors.values())
+    assert _found(soc)["goes on"] == [2.0, 2.0]
+
+
+@_each_chip
+def test_copies_of_bfloat16_are_computed_with_only_where_the_chip_has_it(soc):
+    error = on_npu(_called, _add_to_bfloat16, HOST_NPU_SOC=soc)
+    assert ("a tensor has dtype bfloat16, which this chip does not have" in error) == (soc in _OLDER)
+    assert soc in _OLDER or error == ""
+
+
+@_each_chip
+def test_older_chips_compile_graph_operators_at_the_call(soc):
+    # As torch_npu documents it of set_compile_mode.
+    assert _found(soc)["jit_compile"] == (soc in _OLDER)
+
+
+@pytest.mark.parametrize("soc", [soc for soc in host_npu.SOCS if soc not in _OLDER])
+def test_attention_drops_the_same_in_both_directions(soc):
+    found = _found(soc)["dropout"]
+    assert found["gradient"] and abs(found["kept"] - 0.75) < 0.02 and abs(found["scaled"] - 1 / 0.75) < 1e-2
+
+
+@_each_chip
+def test_the_gradient_of_an_embedding_is_refused_where_cann_has_no_kernel(soc):
+    error = on_npu(_called, _gradient_of_an_embedding, HOST_NPU_SOC=soc)
+    assert ("aclnnEmbeddingDenseBackward: no kernel of this chip" in error) == (soc == "Ascend310P")
+    assert soc == "Ascend310P" or error == ""
