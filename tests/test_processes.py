@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from host_npu.testing import outcomes, run
 
+from tests import _processes as cases
 from tests._interrupted import LOSSES, interrupt_everywhere
-from tests._processes import STEPS
 
 ROOT = Path(__file__).parents[1]
 NO_REINITIALISATION = (
@@ -29,25 +30,20 @@ def _run(program, device, *arguments, **settings):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def _found(result):
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
-
-
 def test_a_process_forked_after_use_trains_on_the_cpu():
-    here, there = _found(_run("fork_and_train", "cpu"))
+    [(here, there)] = run(cases.fork_and_train, 1, backend="")
     assert here == there and len(here) == 6
 
 
 @pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
 @pytest.mark.exhaustive
 def test_the_workers_of_a_data_loader_are_forked_after_use_and_compute_on_the_cpu(device):
-    batches, _ = _found(_run("load_batches", device))
+    [batches] = run(cases.load_batches, 1, device=device, backend="")
     assert batches == [0 + 1 + 4 + 9, 16 + 25 + 36 + 49]
 
 
 def test_a_process_forked_after_use_cannot_use_the_npu_but_its_parent_can():
-    refused, parent_trains_on = _found(_run("fork_and_use_the_device", "npu"))
+    [(refused, parent_trains_on)] = run(cases.fork_and_use_the_device, 1, device="npu", backend="")
     assert set(refused[:-1]) == {NO_REINITIALISATION}
     assert "Unable to handle autograd's threading in combination with fork-based multiprocessing" in refused[-1]
     assert parent_trains_on
@@ -56,18 +52,23 @@ def test_a_process_forked_after_use_cannot_use_the_npu_but_its_parent_can():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("device", ["cpu", "npu"])
 def test_a_spawned_process_trains_like_its_parent(device):
-    status, here, there = _found(_run("spawn", device))
+    result = _run("spawn", device)
+    assert result.returncode == 0, result.stderr
+    status, here, there = json.loads(result.stdout.splitlines()[-1])
     assert status == 0 and here == there
 
 
 @pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
-@pytest.mark.exhaustive
 def test_a_run_killed_while_saving_resumes_bit_for_bit(device, tmp_path):
+    def train(*arguments):
+        [outcome] = outcomes(cases.train, 1, *arguments, device=device, backend="")
+        return outcome.exit_status
+
     uninterrupted, killed = tmp_path / "uninterrupted.pt", tmp_path / "killed.pt"
-    assert _run("train", device, uninterrupted, "one by one", -1).returncode == 0
-    assert _run("train", device, killed, "flattened", STEPS // 3).returncode == -signal.SIGKILL
-    assert len(torch.load(killed, map_location="cpu")["losses"]) == STEPS // 3 - 1
-    assert _run("train", device, killed, "one by one", -1).returncode == 0
+    assert train(uninterrupted, "one by one", -1) == 0
+    assert train(killed, "flattened", cases.STEPS // 3) == -signal.SIGKILL
+    assert len(torch.load(killed, map_location="cpu")["losses"]) == cases.STEPS // 3 - 1
+    assert train(killed, "one by one", -1) == 0
     assert _bytes(torch.load(killed, map_location="cpu")) == _bytes(torch.load(uninterrupted, map_location="cpu"))
 
 
@@ -93,7 +94,7 @@ def _bytes(contents):
 def test_a_process_exits_with_work_queued(way, status, queue):
     result = _run("end_with_work_queued", "npu", way, TASK_QUEUE_ENABLE=queue)
     assert result.returncode == status, result.stderr
-    assert '"the end"' in result.stdout.splitlines()  # torch_npu may print a line after an exception
+    assert "the end" in result.stdout.splitlines()  # torch_npu may print a line after an exception
     assert ("ValueError: unhandled" in result.stderr) == (way == "exception")
 
 
@@ -103,7 +104,8 @@ def test_a_process_exits_with_work_queued(way, status, queue):
 )
 @pytest.mark.exhaustive
 def test_a_process_exits_with_daemon_threads(program, device):
-    assert _found(_run(program, device)) == "the end"
+    result = _run(program, device)
+    assert (result.returncode, result.stdout) == (0, "the end\n"), result.stderr
 
 
 @pytest.mark.parametrize("name", LOSSES)
