@@ -1,13 +1,16 @@
-"""linear_kl_div as torch's functions compose it, with the logits of all rows."""
+"""linear_kl_div, and the same as torch's functions compose it, with the logits of all rows."""
 
 import math
 
-import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import functional as F
+
 import torch
 from torch.nn import functional as theirs
 
 DIVERGENCES = {"forward_kl": {}, "reverse_kl": {}, "jensen_shannon": {"beta": 0.3}}
 ROWS, FEATURES, WIDTH, CLASSES = 11, 6, 9, 23
+TARGET = torch.arange(ROWS)
+TARGET[3] = TARGET[8] = -100
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -39,6 +42,41 @@ def some_classes(log_probs, number):
     return indices, values
 
 
+# The arguments that say what a teacher thinks, of its head and of its log-probabilities.
+TEACHERS = {
+    "head": lambda head, _: dict(zip(("teacher_input", "teacher_weight", "teacher_bias"), head, strict=True)),
+    "log-probabilities": lambda _, log_probs: {"teacher_log_probs": log_probs},
+    "probabilities": lambda _, log_probs: {"teacher_probs": log_probs.exp()},
+    "all classes as some": lambda _, log_probs: {"teacher_top_k": some_classes(log_probs, CLASSES)},
+    "some classes": lambda _, log_probs: {"teacher_top_k": some_classes(log_probs, 4)},
+}
+
+
+def teacher(kind="head", head=None, temperature=1.0, **made):
+    """Return the arguments of a teacher; without a head, of the one that is made."""
+    head = head_of_teacher(**made) if head is None else head
+    return TEACHERS[kind](head, log_probabilities(*head, temperature))
+
+
+def loss_of(of_student, divergence="forward_kl", given=None, **options):
+    """Return the loss of a student and of a teacher's arguments, by default of its head."""
+    input, weight, bias = of_student
+    given = teacher() if given is None else given
+    options = {"linear_bias": bias, "divergence": divergence, **DIVERGENCES[divergence], **options}
+    return F.linear_kl_div(input, weight, **given, **options)
+
+
+def gradients(loss, of_student):
+    """Return the student's gradients under a cotangent that is the same in every dtype."""
+    return torch.autograd.grad(loss, of_student, draw(*loss.shape, seed=77).to(loss))
+
+
+def results(of_student, divergence="forward_kl", given=None, **options):
+    """Return the loss and its gradients."""
+    loss = loss_of(of_student, divergence, given, **options)
+    return [loss, *gradients(loss, of_student)]
+
+
 def divergence_of(of_student, of_teacher, divergence, beta=0.5):
     """Return the divergence of every row, of log-probabilities."""
 
@@ -53,10 +91,46 @@ def divergence_of(of_student, of_teacher, divergence, beta=0.5):
     return beta * kl(of_teacher, mixture) + (1 - beta) * kl(of_student, mixture)
 
 
-def reduced(losses, reduction="mean", target=None, token_weight=None):
-    """Reduce the losses of rows."""
+def composed(of_student, of_teacher, divergence, temperature=1.0, hard_weight=0.0, **options):
+    """Return the loss and its gradients by torch's functions, in the dtype of the arguments."""
+    log_probs = [log_probabilities(*head, temperature) for head in (of_student, of_teacher)]
+    losses = divergence_of(*log_probs, divergence, **DIVERGENCES[divergence])
+    if hard_weight:
+        hard = theirs.cross_entropy(theirs.linear(*of_student), options["target"], reduction="none")
+        losses = losses + hard_weight * hard
+    loss = _reduced(losses, **options)
+    return [loss, *gradients(loss, of_student)]
+
+
+def truth(of_student, of_teacher, divergence, **options):
+    """Return the composed loss and its gradients in float64."""
+    wide = [one.detach().double().requires_grad_() for one in of_student]
+    return composed(wide, [one.double() for one in of_teacher], divergence, **options)
+
+
+def _reduced(losses, reduction="mean", target=None, token_weight=None):
     counts = torch.ones_like(losses) if target is None else (target != -100).to(losses.dtype)
     if token_weight is not None:
         counts = counts * token_weight
     losses = losses * counts
     return {"none": lambda: losses, "sum": losses.sum, "mean": lambda: losses.sum() / counts.sum()}[reduction]()
+
+
+REDUCED = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "ignored rows": {"target": TARGET},
+    "ignored rows, none": {"target": TARGET, "reduction": "none"},
+    "token weights": {"token_weight": draw(ROWS, seed=5).abs()},
+    "token weights and ignored rows": {"token_weight": draw(ROWS, seed=5).abs(), "target": TARGET, "reduction": "sum"},
+    "hard labels": {"target": TARGET, "hard_weight": 0.7},
+    "hard labels, none": {"target": TARGET, "hard_weight": 0.7, "reduction": "none"},
+    "hard labels of all rows": {"target": TARGET.abs() % CLASSES, "hard_weight": 0.7},
+    "hard labels of weighted rows": {
+        "token_weight": draw(ROWS, seed=5).abs(),
+        "target": TARGET,
+        "hard_weight": 0.7,
+        "reduction": "sum",
+    },
+}

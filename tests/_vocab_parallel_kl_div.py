@@ -11,23 +11,23 @@ from host_npu.testing import results_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
 from tests._linear_kl_div import (
     CLASSES,
     DIVERGENCES,
     FEATURES,
     ROWS,
+    TARGET,
     draw,
     head_of_teacher,
-    log_probabilities,
-    some_classes,
+    results,
     student,
+    teacher,
 )
 from tests._pages import blocks, run
 
 SPLITS = {"uneven": (5, CLASSES - 5), "first without classes": (0, CLASSES), "one class": (CLASSES - 1, 1)}
-TARGET = torch.arange(ROWS)
-TARGET[3] = TARGET[8] = -100
 REDUCED = {
     "mean": {"temperature": 2.0, "chunk_size": 4},
     "none": {"reduction": "none", "target": TARGET, "chunk_size": 4},
@@ -38,40 +38,26 @@ GATHERED = 'full_tensor(grad_placements=[Partial("avg")])'
 TEACHERS = ("head", "log-probabilities", "some classes")
 
 
-def gradients(divergence, teacher, options, split=None, device="cpu", dtype=torch.float64, **more):
+def gradients(divergence, kind, options, split=None, device="cpu", dtype=torch.float64, **more):
     """Return the loss and its gradients by input, weight and bias of this process; without a split of the whole."""
     rank = dist.get_rank() if split else 0
     sizes = SPLITS[split] if split else (CLASSES,)
     here = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
     parallel = {"process_group": dist.group.WORLD, "vocab_sizes": sizes, **more} if split else {}
     input, weight, bias = student(dtype, grad=False)
-    rows, head, its_bias = head_of_teacher(dtype)
     of_student = [one.to(device).requires_grad_() for one in (input, weight[here].clone(), bias[here].clone())]
-    log_probs = log_probabilities(rows, head, its_bias)
-    given = {
-        "head": {"teacher_input": rows, "teacher_weight": head[here], "teacher_bias": its_bias[here]},
-        "log-probabilities": {"teacher_log_probs": log_probs[:, here]},
-        "some classes": {"teacher_top_k": some_classes(log_probs, 4)},
-    }[teacher]
-    given = {
-        name: tuple(e.to(device) for e in one) if name == "teacher_top_k" else one.to(device)
-        for name, one in given.items()
-    }
-    options = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
-    loss = F.linear_kl_div(
-        *of_student[:2],
-        linear_bias=of_student[2],
-        divergence=divergence,
-        **(DIVERGENCES[divergence] | given | options | parallel),
-    )
-    upstream = draw(*loss.shape, seed=77).to(loss)
-    return [loss.detach(), *torch.autograd.grad(loss, of_student, upstream)]
+    given = teacher(kind, dtype=dtype)
+    given |= {name: given[name][here] for name in ("teacher_weight", "teacher_bias") if name in given}
+    given |= {name: given[name][:, here] for name in ("teacher_log_probs",) if name in given}
+    given, options = tree_map_only(torch.Tensor, lambda one: one.to(device), (given, options))
+    loss, *found = results(of_student, divergence, given, **options, **parallel)
+    return [loss.detach(), *found]
 
 
 CASES = {
-    f"{divergence}, {teacher}, {reduced}, {split}": (divergence, teacher, REDUCED[reduced], split)
+    f"{divergence}, {kind}, {reduced}, {split}": (divergence, kind, REDUCED[reduced], split)
     for divergence in DIVERGENCES
-    for teacher in TEACHERS
+    for kind in TEACHERS
     for reduced in REDUCED
     for split in (SPLITS if reduced in ("mean", "hard labels") else ("uneven",))
 }
@@ -239,7 +225,7 @@ OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide
 OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 
 
-def results(device):
+def results_on_cpu(device):
     """Run all cases as one of the processes."""
     cases = [(name, partial(gradients, *case, device)) for name, case in CASES.items()]
     return results_of([*cases, *((name, partial(function, device)) for name, function in OTHERS.items())])
