@@ -22,6 +22,7 @@ _VALUES: dict[str, object] = {
     "float": 1.0,
     "number": 1.0,
     "bool": False,
+    "Device": "npu",
     "List[int]": [2, 2],
     "List[float]": [1.0],
     "List[bool]": [True],
@@ -86,17 +87,25 @@ def _value(argument: Any, shape: tuple[int, ...], dtype: Any) -> object:
     return _VALUES.get(kind)
 
 
-def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> tuple[list[str], bool]:
-    """Return the operators that one call has asked for, until something was refused, and whether it has succeeded."""
+def arguments_of(operator: Any, shape: tuple[int, ...], dtype: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return made-up required arguments of an operator of torch_npu, positional and named."""
     import torch
-
-    import host_npu
 
     needed = [argument for argument in operator._schema.arguments if not argument.has_default_value()]
     positional = [_value(argument, shape, dtype) for argument in needed if not argument.kwarg_only]
     named = {argument.name: _value(argument, shape, dtype) for argument in needed if argument.kwarg_only}
     if isinstance(named.get("out"), list):
         named["out"] = [torch.rand(shape, device="npu").to(dtype) for _ in operator._schema.returns]
+    return positional, named
+
+
+def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> tuple[list[str], bool]:
+    """Return the operators that one call has asked for, until something was refused, and whether it has succeeded."""
+    import torch
+
+    import host_npu
+
+    positional, named = arguments_of(operator, shape, dtype)
     npu: Any = torch.npu  # type: ignore[attr-defined]
     npu.synchronize()
     host_npu.reset()

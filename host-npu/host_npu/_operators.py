@@ -39,7 +39,7 @@ _LACKING = {
     "aclnnFusedLinearOnlineMaxSum": ("Ascend910", "Ascend310P", "Ascend950"),
 }
 
-# Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/test_every_operator.py.
+# Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/npu/test_every_operator.py.
 _GRAPH_FUNCTIONS = """
     npu_alloc_float_status npu_apply_adam npu_apply_adam_w npu_batch_nms npu_bert_apply_adam npu_bmmV2
     npu_bounding_box_decode npu_bounding_box_encode npu_broadcast npu_ciou npu_clear_float_status npu_conv2d

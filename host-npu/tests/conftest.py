@@ -17,14 +17,13 @@ collect_ignore = [
     "_rules.py",
     "_runtime.py",
     "clients",
-    "every_operator.py",
     "op_db.py",
 ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files first whose tests take longest, so that no core waits for another at the end."""
-    longest = ("test_on_npu.py", "test_enable.py", "test_every_operator.py", "test_c_interface.py")
+    longest = ("test_on_npu.py", "test_enable.py", "test_c_interface.py")
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 

@@ -77,3 +77,9 @@ def test_every_other_name_is_one_of_torch_npu_and_leads_to_an_operator():
     names = _operators._OTHER_NAMES
     assert [name for name in names if not hasattr(torch_npu, name)] == []
     assert [name for name in names if not _operators.found(name)] == []
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page is torch_npu 2.13's")
+def test_the_page_of_operators_is_what_the_list_prints(request):
+    page = request.config.rootpath / "docs" / "operators.md"
+    assert _operators.page() == page.read_text(), "python -m host_npu --list > docs/operators.md"

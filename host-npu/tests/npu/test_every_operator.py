@@ -1,0 +1,119 @@
+"""Every operator of torch_npu runs or is refused by its name, and the program goes on.
+
+The calls are made in a process of its own, so that a crash is seen.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+from host_npu import _operators, testing
+from host_npu._called import arguments_of
+
+_SHAPES = (((4, 8), torch.float32), ((2, 4, 8, 16), torch.float16), ((16, 32), torch.float16), ((32,), torch.float32))
+# torch_npu's own boxing of this one dereferences a null pointer, before it calls anything.
+_CRASHES_IN_TORCH_NPU = {"atb::npu_multi_head_latent_attention.lse_out"}
+# What the messages of torch_npu and its loader say when something is missing rather than refused.
+_MISLEADING = re.compile("not in libopapi|upgrade CANN|Errno|Inner error|queue has ended|undefined symbol")
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        # What its queue has refused besides comes with the next synchronization.
+        if call is not torch.npu.synchronize:
+            _error_of(torch.npu.synchronize)
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _goes_on() -> str:
+    """Return what is wrong with an operator of the CPU and one of CANN, or an empty text."""
+    try:
+        input = torch.ones(4, device="npu", requires_grad=True)
+        torch.nn.functional.mse_loss(input, torch.zeros(4, device="npu")).backward()
+        computed = [(input.detach() + 1).tolist(), input.grad.tolist()]
+    except RuntimeError as error:
+        return str(error)
+    return "" if computed == [[2.0] * 4, [0.5] * 4] else f"computed {computed}"
+
+
+def _all_operators() -> list[Any]:
+    torch_npu.op_plugin.atb._atb_ops._register_atb_extensions()
+    names = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+    packets = [
+        getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
+        for name in names
+        if name.startswith(("npu::", "atb::"))
+    ]
+    return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+
+
+def _call_all(device: str, folder: str) -> dict[str, tuple[str, str]]:
+    """Return what each call raised, or an empty text, with what was wrong afterwards."""
+    os.chdir(folder)  # some operators write files
+    found = {}
+    for operator in _all_operators():
+        name = f"{operator._schema.name}.{operator._overloadname}"
+        if name in _CRASHES_IN_TORCH_NPU:
+            continue
+        for number, (shape, dtype) in enumerate(_SHAPES):
+            print(name, number, flush=True)  # the last one has ended the process
+            positional, named = arguments_of(operator, shape, dtype)
+            call = functools.partial(operator, *positional, **named)
+            found[f"{name} {number}"] = _error_of(call) or _error_of(torch.npu.synchronize), _goes_on()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, tuple[str, str]]:
+    folder = str(tmp_path_factory.mktemp("folder"))
+    return testing.run(_call_all, 1, folder, device="npu", devices=2, backend="")[0]
+
+
+def test_every_operator_runs_or_raises_a_clear_error(found):
+    misleading = {call: error for call, (error, _) in found.items() if _MISLEADING.search(error)}
+    assert len(found) > 1000 and misleading == {}
+
+
+def test_after_every_operator_others_compute_the_right_thing(found):
+    wrong = {call: (error, after) for call, (error, after) in found.items() if after}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("npu::npu_lightning_indexer_grad", "aclnnLightningIndexerGrad"),
+        ("npu::npu_grouped_matmul", "aclnnGroupedMatmul"),
+        ("atb::_npu_quant_rms_norm", "ATB's RmsNorm"),
+    ],
+)
+def test_a_refusal_says_the_name(operator, name, found):
+    errors = [error for call, (error, _) in found.items() if call.startswith(operator)]
+    assert any(f"the host NPU does not simulate {name}" in error for error in errors)
+
+
+def _is_for_programs(function: str) -> bool:
+    return function.startswith("npu_") and not function.endswith(("_backward", "_fwd", "_grad"))
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the list is torch_npu 2.13's")
+def test_the_functions_that_are_listed_as_graph_operators_are_those_that_are_refused_as_such(found):
+    refused, running = set(), set()
+    for call, (error, _) in found.items():
+        # The shapes are made up, so torch_npu itself may refuse the other calls.
+        function = call.partition("::")[2].partition(".")[0]
+        if "the graph operator (aclop) of" in error:
+            refused.add(function)
+        elif not error:
+            running.add(function)
+    listed = set(_operators._GRAPH_FUNCTIONS)
+    assert listed - refused == set()
+    assert set(filter(_is_for_programs, refused - running)) - listed == set()
