@@ -7,8 +7,8 @@ from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import LOSS, statistics
 from torch_aclnn_ops.ops._head import products
-from torch_aclnn_ops.ops._head.tiling import LOGITS_BYTES, LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
+from torch_aclnn_ops.ops._head.tiling import LOGITS_BYTES
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
 import pytest
@@ -151,8 +151,8 @@ def test_the_gradient_of_an_upcast_input_is_not_rounded():
     # Ranks that share a vocabulary add up such gradients.
     input, head, target = _tensors(torch.float16)
     wide = input.detach().float().requires_grad_()
-    inputs = Inputs(wide, head, None, target, None, LogitOptions(), RequestedOutputs(gradients=(True, True, False)))
-    of_input, of_head = torch.autograd.grad(statistics(inputs).log_sum_exp.sum(), (wide, head))
+    call = Call(wide, head, None, target, gradients=(True, True, False))
+    of_input, of_head = torch.autograd.grad(statistics(call).log_sum_exp.sum(), (wide, head))
     assert of_head.dtype == torch.float16 and not torch.equal(of_input, of_input.half().float())
 
 
@@ -249,18 +249,17 @@ def test_bfloat16_is_as_exact_with_native_instructions_as_without(monkeypatch, u
         assert (gradient.double() - exact).abs().max() < exact.abs().max() * 2**-7
 
 
-def _inputs(dtype=torch.float64, **fields):
+def _call(dtype=torch.float64, **fields):
     input, head, target = _tensors(dtype)
     target[0] = -1
-    defaults = {"linear_bias": None, "target": target, "class_weight": None, "options": LogitOptions(chunk_size=4)}
-    return Inputs(input, head, **{**defaults, **fields})
+    return Call(input, head, **{"linear_bias": None, "target": target, "chunk_size": 4, **fields})
 
 
 PROBLEMS = {
     "plain": {},
     "bias": {"linear_bias": torch.linspace(-1, 1, C, dtype=torch.float64)},
-    "softcap": {"options": LogitOptions(softcap=2.0, temperature=0.5)},
-    "entropy": {"requested": RequestedOutputs(entropy=True)},
+    "softcap": {"softcap": 2.0, "temperature": 0.5, "chunk_size": None},
+    "entropy": {"entropy": True},
     "probabilities": {"target": torch.rand(N, C, dtype=torch.float64).softmax(1)},
 }
 
@@ -269,12 +268,10 @@ PROBLEMS = {
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.every_nth_case(3)
 def test_the_operator_passes_opcheck(fields, weighted):
-    inputs = _inputs(**fields)
-    entropy = inputs.requested.entropy
     ones = torch.ones(N, dtype=torch.float64)
     factors = Coefficients(ones, ones, ones if weighted else None, None)
-    requested = RequestedOutputs(weighted, entropy, predicted_tokens=True, gradients=(True, True, False))
-    call = LOSS.flatten(inputs._replace(requested=requested))
+    call = _call(**fields)._replace(weighted=weighted, predicted_tokens=True, gradients=(True, True, False))
+    call = LOSS.flatten(call)
     for given in (factors, (None,) * len(factors)):
         torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy.default, (*call, *given))
 

@@ -4,8 +4,7 @@ import math
 
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
-from torch_aclnn_ops.ops._head.tiling import LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, Statistics, combine
 
 import pytest
@@ -199,10 +198,8 @@ def test_a_shard_with_all_classes_masked_does_not_contribute(smoothing, create_g
     for classes in shards:
         here.append((target >= classes.start) & (target < classes.stop))
         local = torch.where(here[-1], target - classes.start, ELSEWHERE)
-        options = LogitOptions(is_shard=True)
-        requested = RequestedOutputs(weighted=smoothing > 0, gradients=(True, True, True))
-        inputs = Inputs(input, head[classes], bias[classes], local, None, options, requested)
-        found.append(statistics(inputs))
+        shard = Call(input, head[classes], bias[classes], local, is_shard=True, gradients=(True, True, True))
+        found.append(statistics(shard._replace(weighted=smoothing > 0)))
     stacked = Statistics._make(
         None if column[0] is None else torch.stack(column) for column in zip(*found, strict=True)
     )

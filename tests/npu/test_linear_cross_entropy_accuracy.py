@@ -3,9 +3,8 @@
 import math
 
 from torch_aclnn_ops.functional import linear_cross_entropy
-from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy import fused
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, combine
 
 import pytest
@@ -130,8 +129,8 @@ def test_the_statistics_of_two_shards_make_those_of_all_classes():
     for part, here in zip(parts, is_here, strict=True):
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
         of_part = torch.where(here, target - part.start, elsewhere).npu()
-        inputs = Inputs(input.npu(), weight[part].npu(), None, of_part, None, LogitOptions(is_shard=True))
-        found.append([rows.cpu() for rows in fused.fused_statistics(inputs)[:3]])
+        call = Call(input.npu(), weight[part].npu(), None, of_part, is_shard=True)
+        found.append([rows.cpu() for rows in fused.fused_statistics(call)[:3]])
     named = fused.Statistics(*(torch.stack(rows) for rows in zip(*found, strict=True)))
     results = combine(named, is_here, parts, None).without(target == IGNORED)
     losses = results.log_sum_exp - results.predicted

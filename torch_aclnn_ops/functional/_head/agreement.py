@@ -33,7 +33,7 @@ _OF_ROWS = (ROWS, "input", "target", "teacher")
 _INSTEAD = {"linear_cross_entropy": "fsdp_module", "linear_kl_div": "the whole head"}
 
 # The arguments of a call that must be the same on all ranks, by their descriptions in errors. Sizes are hashed.
-Call = Mapping[str, Any]
+Agreed = Mapping[str, Any]
 
 
 class Summary(NamedTuple):
@@ -72,7 +72,7 @@ def _hash(sizes: tuple[int, ...]) -> int:
 
 
 def summarize(
-    call: Call,
+    call: Agreed,
     shards: tuple[int, Sequence[int]],
     input: Tensor,
     shard: Tensor,
@@ -169,7 +169,7 @@ def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.devic
 
 def compare_summaries(
     function: str,
-    call: Call,
+    call: Agreed,
     summary: Summary,
     summaries: Tensor,
     sizes: tuple[int, ...],
@@ -207,7 +207,7 @@ def compare_summaries(
     return None
 
 
-def _raise_difference_of_call(function: str, call: Call, summaries: list[list[float]]) -> NoReturn:
+def _raise_difference_of_call(function: str, call: Agreed, summaries: list[list[float]]) -> NoReturn:
     columns = zip(*summaries, strict=True)
     name, numbers = next((name, column) for name, column in zip(call, columns, strict=False) if len(set(column)) > 1)
     own = call[name]

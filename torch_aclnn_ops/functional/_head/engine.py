@@ -29,7 +29,9 @@ from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply, in_forward_ad, is_legacy_batchedtensor
 from torch_aclnn_ops.functional._head.gradients import scaled
-from torch_aclnn_ops.functional._head.operator import STUDENT, HeadLoss, HeadOperator, Results
+from torch_aclnn_ops.functional._head.loss import STUDENT, HeadLoss
+from torch_aclnn_ops.functional._head.operator import HeadOperator
+from torch_aclnn_ops.ops._head.chunks import Results
 
 import torch
 from torch import Tensor

@@ -2,87 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
 from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops.functional._head.loss import STUDENT, HeadLoss
 
 import torch
 from torch import Tensor
-
-STUDENT = 3  # input, weight and bias of the head, by which the kernels differentiate
-Results = tuple[Tensor, ...]
-HeadGradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-
-
-class HeadLoss(Protocol):
-    """What a loss on a head supplies.
-
-    A call is a tuple of the arguments of one call: tensors and constants. Its first three entries are the input, of
-    shape (N, H), the weight and the bias of the head. The results of a call are tensors of shape (N,); factors are
-    tensors of the same shape, or ``None``.
-
-    Attributes:
-        name: The function's name.
-        schema: The arguments that a call is flattened to for ``torch.compile``.
-        number_of_factors: How many factors there are, the first of which is given.
-    """
-
-    name: str
-    schema: str
-    number_of_factors: int
-
-    def reduce(self, call: Any, factors: Sequence[Tensor | None] | None) -> tuple[Results, HeadGradients]:
-        """Compute the results, and with factors the gradients of :meth:`total` by input, weight and bias.
-
-        No results are needed of a :meth:`backward_call`.
-        """
-
-    def formula(self, call: Any) -> Results:
-        """Compute the results in differentiable torch calls, all rows at once."""
-
-    def check_formula(self, call: Any, in_backward: bool) -> None:
-        """Raise if the formula cannot compute the call."""
-
-    def total(self, call: Any, results: Results, factors: Sequence[Tensor | None]) -> Tensor:
-        """Return the scalar that results and factors give."""
-
-    def differentiable(self, call: Any) -> range:
-        """Return which results have derivatives."""
-
-    def beside_total(self, call: Any) -> range:
-        """Return which results the caller gets beside the total."""
-
-    def backward_call(self, call: Any, results: Results) -> Any:
-        """Return the call that recomputes the gradients of these results."""
-
-    def factors_of(self, call: Any, grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Return the factors for which the total has the gradients of the results, given theirs."""
-
-    def tensors(self, call: Any) -> Sequence[Tensor | None]:
-        """Return the tensors of a call but the first three."""
-
-    def replace(self, call: Any, student: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> Any:
-        """Return the call with other tensors."""
-
-    def rows_of(self, call: Any, rows: slice) -> Any:
-        """Return the call for a range of rows."""
-
-    def chunks(self, call: Any) -> Sequence[slice]:
-        """Return the ranges of rows whose logits are computed at a time."""
-
-    def needed(self, call: Any) -> tuple[bool, bool, bool]:
-        """Return which gradients of input, weight and bias a call needs."""
-
-    def empty(self, call: Any) -> list[Tensor]:
-        """Return uninitialized results."""
-
-    def flatten(self, call: Any) -> tuple[Any, ...]:
-        """Return the arguments of the schema."""
-
-    def unflatten(self, arguments: Sequence[Any]) -> Any:
-        """Undo :meth:`flatten`."""
 
 
 class HeadOperator:
@@ -104,7 +32,7 @@ class HeadOperator:
     def total(self, call: Any, factors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """Return the total, and what goes with it."""
         total, *others = self._operator(*self._loss.flatten(call), *factors)
-        return total, *others[sum(self._loss.needed(call)) :]
+        return total, *others[sum(call.gradients) :]
 
     def _split(self, args: Sequence[Any]) -> tuple[Any, Sequence[Tensor | None] | None]:
         factors = args[-self._factors :]
@@ -127,14 +55,14 @@ class HeadOperator:
         if factors is None:
             return results
         dtype = _held_dtype(call[0])
-        needed = compress(args, self._loss.needed(call))
+        needed = compress(args, call.gradients)
         total = call[0].new_empty((), dtype=accumulation_dtype(call[0].dtype))
         held = [argument.new_empty(argument.shape, dtype=dtype) for argument in needed]
         return [total, *held, *(results[i] for i in self._loss.beside_total(call))]
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         call, factors = self._split(inputs)
-        ctx.needed, ctx.number = self._loss.needed(call), len(inputs)
+        ctx.needed, ctx.number = call.gradients, len(inputs)
         ctx.dtypes = [argument.dtype for argument in compress(inputs, ctx.needed)]
         ctx.has_factors = factors is not None
         if ctx.has_factors:

@@ -11,29 +11,26 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_aclnn_ops._checks import check_bool
 from torch_aclnn_ops._drop_ins import drop_in
-from torch_aclnn_ops._head_options import check_number
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.shards import shards_of
-from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes, local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_forward
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
-from torch_aclnn_ops.functional.linear_cross_entropy.options import (
-    check_logit_options,
-    check_outputs,
+from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
+    check_arguments,
+    check_own_options,
+    leave_to_torch,
+    own_options,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.rules import check_arguments, leave_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy.shift import checked_shift, shift_results, shift_targets
-from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
-    TorchArguments,
-    are_plain,
-    is_left_to_torch,
-)
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import are_plain, is_left_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
 import torch
 from torch import Tensor
@@ -143,47 +140,35 @@ def linear_cross_entropy(
     """
     if fsdp_module is not None:
         return call_in_fsdp_forward(linear_cross_entropy, locals())
-    given = TorchArguments(input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing)
-    if not are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
-        given, token_weight, process_group, vocab_sizes = local_arguments(
-            given, token_weight, process_group, vocab_sizes, reduce_input_grad
-        )
+    call = Call(
+        *(input, linear_weight, linear_bias, target, weight, token_weight, reduction, ignore_index, label_smoothing),
+        *(softcap, lse_square_scale, temperature, zero_if_all_ignored),
+        outputs=outputs,  # type: ignore[arg-type]  # check_own_options converts them
+        chunk_size=chunk_size,  # type: ignore[arg-type]
+        max_memory=max_memory,
+    )
+    if not are_plain(*call[:6]):
+        call, process_group, vocab_sizes = local_arguments(call, process_group, vocab_sizes, reduce_input_grad)
     shards = None
     if process_group is not None or vocab_sizes is not None:
-        messages = messages_of(given, outputs)
-        shards = shards_of("linear_cross_entropy", process_group, vocab_sizes, given.linear_weight, messages)
-    logit_options = check_logit_options(softcap, temperature, chunk_size, max_memory, options)
-    square_scale = check_number("linear_cross_entropy", "lse_square_scale", lse_square_scale)
-    check_bool("linear_cross_entropy", "zero_if_all_ignored", zero_if_all_ignored)
+        messages = messages_of(call)
+        shards = shards_of("linear_cross_entropy", process_group, vocab_sizes, call.linear_weight, messages)
     check_bool("linear_cross_entropy", "reduce_input_grad", reduce_input_grad)
-    requested = check_outputs(outputs)
-    places = 0 if shift is False else checked_shift(shift, given.target, given.linear_weight)
+    call = check_own_options(call, options)
+    places = 0 if shift is False else checked_shift(shift, call)
     if places:
-        given, token_weight = shift_targets(given, token_weight, places)
-    is_torchs = is_left_to_torch(given)
-    if is_torchs or is_disabled():
-        ours = {
-            "process_group": shards is not None,
-            "softcap": softcap is not None,
-            "lse_square_scale": square_scale != 0,
-            "temperature": temperature != 1,
-            "token_weight": token_weight is not None,
-            "zero_if_all_ignored": zero_if_all_ignored,
-            "outputs": bool(requested),
-        }
-        if is_torchs or not any(ours.values()):
-            loss = leave_to_torch(given, options, ours)
-            return shift_results(loss, places) if places else loss
-    check_arguments(given, None if shards is None else shards.total)
+        call = shift_targets(call, places)
+    is_torchs = is_left_to_torch(call)
+    own = [] if not is_torchs and not is_disabled() else own_options(call) + ["process_group"] * (shards is not None)
+    if is_torchs or (is_disabled() and not own):
+        result: Tensor | LinearCrossEntropyOutput = leave_to_torch(call, options, own)
+        return shift_results(result, places) if places else result
+    check_arguments(call, None if shards is None else shards.total)
     # Dynamo does not trace a grad_fn.
-    if shards is None and not torch.compiler.is_compiling() and given.linear_weight.grad_fn is not None:
-        check_has_all_classes(given.linear_weight)
-    has_weights = square_scale != 0 or token_weight is not None
-    if shards is None and not requested and not has_weights and are_few(given, logit_options):
-        loss = loss_of_few_logits(given, logit_options, zero_if_all_ignored)
-        return shift_results(loss, places) if places else loss
-    ignored = -100 if ignore_index is None else int(ignore_index)
-    loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, requested)
-    call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)
-    result = implementations.choose(call)(call)
+    if shards is None and not torch.compiler.is_compiling() and call.linear_weight.grad_fn is not None:
+        check_has_all_classes(call.linear_weight)
+    if shards is None and are_few(call):
+        result = loss_of_few_logits(call)
+    else:
+        result = compute(call, shards, reduce_input_grad)
     return shift_results(result, places) if places else result

@@ -1,12 +1,11 @@
 """Calls with DTensors: this process's tensors, and the cut of the vocabulary that their placements say."""
 
-from collections import namedtuple
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_aclnn_ops.functional._head.collectives import Members
 from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
-from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
 import torch.distributed as dist
 from torch import Tensor
@@ -17,18 +16,12 @@ if TYPE_CHECKING:
 
 _FSDP_HINT = "if it is sharded by fully_shard (FSDP2), pass the model that owns it as fsdp_module"
 
-_DTensorArguments = namedtuple(
-    "_DTensorArguments", "input linear_weight target linear_bias weight token_weight process_group vocab_sizes"
-)
+_TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight", "token_weight")
 
 
 def local_arguments(
-    torch_arguments: TorchArguments,
-    token_weight: Any,
-    process_group: Any,
-    vocab_sizes: Sequence[int] | None,
-    reduce_input_grad: bool,
-) -> tuple[TorchArguments, Any, Any, Sequence[int] | None]:
+    call: Call, process_group: Any, vocab_sizes: Sequence[int] | None, reduce_input_grad: bool
+) -> tuple[Call, Any, Sequence[int] | None]:
     """Convert DTensor arguments to local tensors, and return them with the process group and the shard sizes.
 
     A head with placement ``Shard(0)`` on a one-dimensional mesh, and its bias, are vocab-parallel over the mesh's group
@@ -38,11 +31,10 @@ def local_arguments(
 
     ``reduce_input_grad``: whether the gradient of the input is reduced on every rank, instead of ``Partial()``.
     """
-    given = _DTensorArguments(*torch_arguments[:5], token_weight, process_group, vocab_sizes)
-    tensors = given._asdict()
+    tensors: dict[str, Any] = {name: getattr(call, name) for name in _TENSORS}
     dtensors: dict[str, DTensor] = {name: tensor for name, tensor in tensors.items() if is_dtensor(tensor)}
     if not dtensors:
-        return torch_arguments, token_weight, process_group, vocab_sizes
+        return call, process_group, vocab_sizes
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     head = dtensors.get("linear_weight")
@@ -59,14 +51,14 @@ def local_arguments(
             f" on a mesh of one dimension, but it has placements {head.placements} on a mesh of shape"
             f" {tuple(mesh.shape)}; {_FSDP_HINT}, else redistribute it"
         )
-    if given.process_group is None and "input" not in dtensors:
+    if process_group is None and "input" not in dtensors:
         raise ValueError(
             "linear_cross_entropy: linear_weight must be a plain tensor if input is one and neither process_group"
             f" nor fsdp_module is given, but it is a DTensor with placements {head.placements}, which is ambiguous:"
             f" {_FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass the group of its mesh"
             " as process_group, or an input that is a DTensor with Replicate() on this mesh"
         )
-    if isinstance(given.linear_bias, Tensor) and "linear_bias" not in dtensors:
+    if isinstance(call.linear_bias, Tensor) and "linear_bias" not in dtensors:
         raise ValueError(
             "linear_cross_entropy: linear_bias must be a DTensor with placements (Shard(dim=0),), as linear_weight is,"
             " but it is a plain tensor; distribute it with torch.distributed.tensor.distribute_tensor"
@@ -79,19 +71,19 @@ def local_arguments(
                 f" placements {tensor.placements} on {tensor.device_mesh}; redistribute it"
             )
     group = mesh.get_group()
-    if given.process_group is not None and given.process_group != group:
-        Members.of("linear_cross_entropy", given.process_group)  # raises if it is not a group of this process
+    if process_group is not None and process_group != group:
+        Members.of("linear_cross_entropy", process_group)  # raises if it is not a group of this process
         # Equal meshes may have groups of their own.
-        if dist.get_process_group_ranks(given.process_group) != dist.get_process_group_ranks(group):
+        if dist.get_process_group_ranks(process_group) != dist.get_process_group_ranks(group):
             raise ValueError(
                 "linear_cross_entropy: process_group must be None or the group of linear_weight's mesh if"
-                f" linear_weight is a DTensor, but it is {given.process_group!r}"
+                f" linear_weight is a DTensor, but it is {process_group!r}"
             )
     sizes = _sizes_of_chunks(head.shape[0], mesh.size())
-    if given.vocab_sizes is not None and tuple(given.vocab_sizes) != sizes:
+    if vocab_sizes is not None and tuple(vocab_sizes) != sizes:
         raise ValueError(
             f"linear_cross_entropy: vocab_sizes must be None or {sizes}, the shard sizes of linear_weight, but it"
-            f" is {given.vocab_sizes!r}"
+            f" is {vocab_sizes!r}"
         )
     input_grad_placements = None if reduce_input_grad else [Partial()]
     local: dict[str, Any] = {
@@ -104,8 +96,7 @@ def local_arguments(
             f" {local['linear_weight'].shape[0]} rows on rank {mesh.get_local_rank()}; pass its to_local() with"
             " process_group and vocab_sizes"
         )
-    token_weight = local.pop("token_weight", token_weight)
-    return torch_arguments._replace(**local), token_weight, group, sizes
+    return call._replace(**local), group, sizes
 
 
 def check_has_all_classes(linear_weight: Tensor) -> None:

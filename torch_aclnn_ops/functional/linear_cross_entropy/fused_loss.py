@@ -12,10 +12,10 @@ from torch_aclnn_ops._autograd.derivatives import is_batched, scatter, vjp
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions, check_targets
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, check_targets
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import SharedVocabulary
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced, fused_gradients_of_losses, fused_losses
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
 
 import torch
@@ -29,19 +29,15 @@ class _FusedLossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        inputs: Inputs
-        *_, inputs, ignore_index, vocabulary, needs_log_sum_exp = args
-        if vocabulary is None:
-            losses, without_class, reduced = fused_losses(inputs, ignore_index)
-        else:
-            losses, without_class, reduced = fused_losses(
-                inputs, ignore_index, vocabulary.start, vocabulary.combine_reduced
-            )
+        call: Call
+        *_, call, vocabulary, needs_log_sum_exp = args
+        of_shard = () if vocabulary is None else (vocabulary.start, vocabulary.combine_reduced)
+        losses, without_class, reduced = fused_losses(call, *of_shard)
         log_sum_exp = None
         if needs_log_sum_exp:
             log_sum_exp = reduced.sum_exp_logits.log().add_(reduced.logits_max).where(reduced.has_class, without_class)
-        ctx.save_for_backward(*inputs[:_DIFFERENTIATED], inputs.target, without_class, *reduced)
-        ctx.options, ctx.vocabulary = inputs.options, vocabulary
+        ctx.save_for_backward(*call[:_DIFFERENTIATED], call.target, without_class, *reduced)
+        ctx.vocabulary = vocabulary
         ctx.mark_non_differentiable(without_class, reduced.has_class)
         ctx.set_materialize_grads(False)
         return losses, log_sum_exp, without_class, reduced.has_class
@@ -50,7 +46,7 @@ class _FusedLossFunction(torch.autograd.Function):
     def backward(
         ctx: Any, grad_losses: Tensor | None, grad_log_sum_exp: Tensor | None, *_: Any
     ) -> tuple[Tensor | None, ...]:
-        needed, no_others = ctx.needs_input_grad[:_DIFFERENTIATED], (None,) * 4
+        needed, no_others = ctx.needs_input_grad[:_DIFFERENTIATED], (None,) * 3
         if grad_losses is None and grad_log_sum_exp is None:
             return (None, None, *no_others)
         input, weight, target, without_class, *rest = ctx.saved_tensors
@@ -61,9 +57,8 @@ class _FusedLossFunction(torch.autograd.Function):
         ]
         if not all(needed) or torch.is_grad_enabled() or any(grad is not None and is_batched(grad) for grad in grads):
             target = target.where(reduced.has_class, 0).masked_fill(without_class == 0, IGNORED)
-            requested = RequestedOutputs(gradients=(*needed, False))
-            inputs = Inputs(input, weight, None, target, None, ctx.options, requested)
-            return *_differentiable_gradients(inputs, needed, grads, ctx.vocabulary), *no_others
+            call = Call(input, weight, None, target, gradients=(*needed, False))
+            return *_differentiable_gradients(call, needed, grads, ctx.vocabulary), *no_others
         return *fused_gradients_of_losses(input, weight, reduced, *grads), *no_others
 
 
@@ -71,77 +66,69 @@ _apply = fast_apply(_FusedLossFunction)
 
 
 def _differentiable_gradients(
-    inputs: Inputs, needed: tuple[bool, ...], grads: Sequence[Tensor | None], vocabulary: SharedVocabulary | None
+    call: Call, needed: tuple[bool, ...], grads: Sequence[Tensor | None], vocabulary: SharedVocabulary | None
 ) -> tuple[Tensor | None, ...]:
     """Compute the needed gradients in functions that have every derivative."""
     reduce = statistics
     if vocabulary is not None:  # the sum of the input's gradient over the ranks follows
         reduce = replace(vocabulary, reduces_gradient=False).statistics
-    names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
+    names = [name for name, is_needed in zip(Call._fields, needed, strict=False) if is_needed]
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
-        reduced = reduce(inputs._replace(**dict[str, Any](zip(names, values, strict=True))))
+        reduced = reduce(call._replace(**dict[str, Any](zip(names, values, strict=True))))
         results = reduced.log_sum_exp - reduced.predicted, reduced.logits_max + reduced.log_sum_exp
         return tuple(result for result, grad in zip(results, grads, strict=True) if grad is not None)
 
-    _, pull_back = vjp(function, *(getattr(inputs, name) for name in names))
+    _, pull_back = vjp(function, *(getattr(call, name) for name in names))
     return scatter(needed, pull_back(*(grad for grad in grads if grad is not None)))
 
 
-def fused_loss(
-    inputs: Inputs,
-    token_weight: Tensor | None,
-    options: LossOptions,
-    shape: tuple[int, ...],
-    vocabulary: SharedVocabulary | None,
-) -> Tensor | LinearCrossEntropyOutput:
-    """Compute the loss and outputs of class indices in rows; ``shape`` is the shape of class indices."""
-    classes, has_z_loss = inputs.linear_weight.shape[0], options.lse_square_scale != 0
+def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | LinearCrossEntropyOutput:
+    """Compute the loss and outputs of class indices in rows."""
+    classes, has_z_loss = call.linear_weight.shape[0], call.lse_square_scale != 0
     if vocabulary is not None:
-        inputs, classes = vocabulary.copy_input(inputs), vocabulary.shards.total
-    needs_log_sum_exp = has_z_loss or "logsumexp" in options.outputs
+        call, classes = vocabulary.copy_input(call), vocabulary.shards.total
+    needs_log_sum_exp = has_z_loss or "logsumexp" in call.outputs
     losses: Tensor
-    losses, log_sum_exp, without_class, has_class = _apply(
-        *inputs[:_DIFFERENTIATED], inputs, options.ignore_index, vocabulary, needs_log_sum_exp
-    )
+    losses, log_sum_exp, without_class, has_class = _apply(*call[:_DIFFERENTIATED], call, vocabulary, needs_log_sum_exp)
     if values_are_readable(losses):
         outside = without_class.isnan() & ~has_class
-        check_targets(inputs.target, outside, classes, options.ignore_index)
+        check_targets(call, outside, classes)
 
     def reduced(losses: Tensor, weights: Tensor | None) -> Tensor:
         if weights is not None:
             weights = weights.where(has_class, without_class)
             losses = losses * weights
-        if options.reduction == "none":
-            return losses.reshape(shape)
+        if call.reduction == "none":
+            return losses.reshape(call.shape)
         total = losses.sum()
-        if options.reduction == "sum":
+        if call.reduction == "sum":
             return total
         number = has_class.sum() if weights is None else weights.sum()
-        if options.zero_if_all_ignored:
+        if call.zero_if_all_ignored:
             number = number + ~has_class.any()
         return total / number  # nan if all rows are ignored; the gradients of ignored rows are 0 then, too
 
     # nan for an infinite one, which makes the gradients nan, as in torch
-    token_weight = None if token_weight is None else token_weight + 0 * token_weight
-    loss = reduced(losses, _weights(inputs, token_weight, has_class))
-    z_loss = reduced(log_sum_exp.square() * options.lse_square_scale, token_weight) if has_z_loss else None
+    token_weight = None if call.token_weight is None else call.token_weight + 0 * call.token_weight
+    loss = reduced(losses, _weights(call, token_weight, has_class))
+    z_loss = reduced(log_sum_exp.square() * call.lse_square_scale, token_weight) if has_z_loss else None
     loss = loss if z_loss is None else loss + z_loss
-    if not options.outputs:
+    if not call.outputs:
         return loss
     outputs = {}
-    if "log_probabilities" in options.outputs:
-        outputs["log_probabilities"] = losses.neg().reshape(shape)
-    if "logsumexp" in options.outputs:
-        outputs["logsumexp"] = log_sum_exp.reshape(shape)
-    if "z_loss" in options.outputs:
+    if "log_probabilities" in call.outputs:
+        outputs["log_probabilities"] = losses.neg().reshape(call.shape)
+    if "logsumexp" in call.outputs:
+        outputs["logsumexp"] = log_sum_exp.reshape(call.shape)
+    if "z_loss" in call.outputs:
         outputs["z_loss"] = torch.zeros_like(loss) if z_loss is None else z_loss
     return LinearCrossEntropyOutput(loss, **outputs)
 
 
-def _weights(inputs: Inputs, token_weight: Tensor | None, has_class: Tensor) -> Tensor | None:
+def _weights(call: Call, token_weight: Tensor | None, has_class: Tensor) -> Tensor | None:
     """Return the weight of every row in the cross entropy, or ``None`` if all are 1."""
-    if inputs.class_weight is None:
+    if call.weight is None:
         return token_weight
-    of_class = inputs.class_weight[inputs.target.where(has_class, 0)]
+    of_class = call.weight[call.target.where(has_class, 0)]
     return of_class if token_weight is None else token_weight * of_class

@@ -8,8 +8,8 @@ from torch_aclnn_ops._autograd.derivatives import is_jit_tracing
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
-from torch_aclnn_ops.ops._head.tiling import LogitOptions, Sizes, tile_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops._head.tiling import Sizes, tile_rows
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
     IGNORED,
     Coefficients,
@@ -46,28 +46,6 @@ class LinearCrossEntropyOutput(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LossOptions:
-    """Options of the loss; see :func:`linear_cross_entropy`."""
-
-    reduction: str
-    ignore_index: int
-    label_smoothing: float
-    lse_square_scale: float
-    zero_if_all_ignored: bool
-    outputs: frozenset[str]
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether the predicted tokens are needed."""
-        return not self.outputs.isdisjoint(("token_accuracy", "predicted_tokens"))
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether the loss is a scalar and no other output is differentiable."""
-        return self.reduction != "none" and self.outputs <= {"token_accuracy", "predicted_tokens"}
-
-
-@dataclass(frozen=True)
 class Rows:
     """The targets and weights of all rows."""
 
@@ -80,25 +58,25 @@ class Rows:
     are_kept: bool = False  # whether it is known that all rows have a class
 
 
-def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
+def rows_of(call: Call, classes: int) -> Rows:
     """Compute the weights of all rows."""
-    target, class_weight = inputs.target, inputs.class_weight
-    smoothing = options.label_smoothing
-    ones = inputs.input.new_ones(target.shape[0], dtype=accumulation_dtype(inputs.input.dtype))
+    target, class_weight, token_weight = call.target, call.weight, call.token_weight
+    smoothing, ignore_index = call.label_smoothing, call.ignored_class()
+    ones = call.input.new_ones(target.shape[0], dtype=accumulation_dtype(call.input.dtype))
     share = outside = None
     are_kept = False
     if target.is_floating_point():
         count = weight = ones if token_weight is None else token_weight
         share = distribution_sums(target, class_weight, count.dtype)
-    elif have_classes(target, classes, options.ignore_index):
+    elif have_classes(target, classes, ignore_index):
         are_kept = True
         count = ones if token_weight is None else token_weight
         weight = count if class_weight is None else count * class_weight[target]
     else:
-        ignored = target == options.ignore_index
+        ignored = target == ignore_index
         in_range = target.clamp(0, classes - 1)
         is_in_range = in_range == target
-        is_kept = is_in_range & ~ignored if 0 <= options.ignore_index < classes else is_in_range
+        is_kept = is_in_range & ~ignored if 0 <= ignore_index < classes else is_in_range
         is_valid = is_in_range | ignored
         # Devices do not raise for an index out of range, so the loss of its row is nan: 0 / 0.
         count = ones * is_kept / is_valid
@@ -118,7 +96,7 @@ def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: 
         weighted = count * (smoothing / classes)
         smoothed = weighted * (classes if class_weight is None else class_weight.sum())
         log_sum_exp = log_sum_exp + (smoothed if share is not None else smoothed.masked_fill(target == IGNORED, 0))
-    square = count * options.lse_square_scale if options.lse_square_scale != 0 else None
+    square = count * call.lse_square_scale if call.lse_square_scale != 0 else None
     uses_class_weight = weighted is not None or share is not None
     coefficients = Coefficients(log_sum_exp, predicted, weighted, square)
     return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside, are_kept)
@@ -132,7 +110,7 @@ def have_classes(target: Tensor, classes: int, ignore_index: int) -> bool:
     return 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest
 
 
-def check_targets(target: Tensor, outside: Tensor | None, classes: int, ignore_index: int) -> None:
+def check_targets(call: Call, outside: Tensor | None, classes: int) -> None:
     """Raise ``IndexError`` for a class index out of range, if values can be read; otherwise its loss is nan."""
     if outside is None or not values_are_readable(outside):
         return
@@ -142,8 +120,8 @@ def check_targets(target: Tensor, outside: Tensor | None, classes: int, ignore_i
             hint = " If linear_weight is a shard of the head, pass process_group or fsdp_module."
         # It begins as PyTorch's message.
         raise IndexError(
-            f"Target {int(target[outside][0])} is out of bounds. linear_cross_entropy: target must be from 0 to"
-            f" {classes - 1}, or ignore_index, which is {ignore_index}.{hint}"
+            f"Target {int(call.target[outside][0])} is out of bounds. linear_cross_entropy: target must be from 0 to"
+            f" {classes - 1}, or ignore_index, which is {call.ignored_class()}.{hint}"
         )
 
 
@@ -160,11 +138,11 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 
     if torch.compiler.is_compiling() or is_jit_tracing():
         return sums(target)
-    tiling = tile_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu), LogitOptions())
+    tiling = tile_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu))
     return torch.cat([sums(rows) for rows in target.split(tiling.rows_per_chunk)])
 
 
-def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor | None]:
+def divisors(rows: Rows, call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the divisors of cross entropies and z-losses for a mean, and a term that is nan if all rows are ignored.
 
     If all rows are ignored the divisors are 1, so that the gradients are 0, as in PyTorch.
@@ -175,31 +153,29 @@ def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor |
         return number, number if count is rows.weight else count.sum(), None
     is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
     is_empty = is_ignored.all()
-    nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if options.zero_if_all_ignored else math.nan)
+    nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)
     number = rows.weight.sum() + is_empty
     return number, number if count is rows.weight else count.sum() + is_empty, nan_if_empty
 
 
-def assemble(
-    statistics: Statistics, rows: Rows, options: LossOptions, shape: tuple[int, ...]
-) -> Tensor | LinearCrossEntropyOutput:
-    """Compute the loss and outputs from the statistics of all rows; ``shape`` is the shape of class indices."""
+def assemble(statistics: Statistics, rows: Rows, call: Call) -> Tensor | LinearCrossEntropyOutput:
+    """Compute the loss and outputs from the statistics of all rows."""
     cross_entropy = cross_entropies(statistics, rows.coefficients)
     z_loss = z_losses(statistics, rows.coefficients)
-    if options.reduction == "none":
-        loss = (cross_entropy if z_loss is None else cross_entropy + z_loss).reshape(shape)
-        z_loss = None if z_loss is None else z_loss.reshape(shape)
+    if call.reduction == "none":
+        loss = (cross_entropy if z_loss is None else cross_entropy + z_loss).reshape(call.shape)
+        z_loss = None if z_loss is None else z_loss.reshape(call.shape)
     else:
         loss, z_loss = cross_entropy.sum(), None if z_loss is None else z_loss.sum()
-        if options.reduction == "mean":
-            divisor, count, nan_if_empty = divisors(rows, options)
+        if call.reduction == "mean":
+            divisor, count, nan_if_empty = divisors(rows, call)
             loss, z_loss = loss / divisor, None if z_loss is None else z_loss / count
             if nan_if_empty is not None:
                 loss, z_loss = loss + nan_if_empty, None if z_loss is None else z_loss + nan_if_empty
         loss = loss if z_loss is None else loss + z_loss
-    if not options.outputs:
+    if not call.outputs:
         return loss
-    if z_loss is None and "z_loss" in options.outputs:
+    if z_loss is None and "z_loss" in call.outputs:
         z_loss = torch.zeros_like(loss)
     outside = rows.count.isnan()  # rows whose class index is out of range
     of_rows = {
@@ -208,39 +184,36 @@ def assemble(
         "logsumexp": statistics.logits_max + statistics.log_sum_exp,
     }
     others = {
-        name: values.masked_fill(outside, math.nan).reshape(shape)
+        name: values.masked_fill(outside, math.nan).reshape(call.shape)
         for name, values in of_rows.items()
         if values is not None
     }
-    return with_outputs(loss, statistics.predicted_tokens, rows, options, shape, z_loss=z_loss, **others)
+    return with_outputs(loss, statistics.predicted_tokens, rows, call, z_loss=z_loss, **others)
 
 
 def with_outputs(
     loss: Tensor,
     tokens: Tensor | None,
     rows: Rows,
-    options: LossOptions,
-    shape: tuple[int, ...],
+    call: Call,
     **outputs: Tensor | None,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Return the loss together with the requested outputs, if any."""
-    if not options.outputs:
+    if not call.outputs:
         return loss
     if tokens is not None:
-        outputs["predicted_tokens"] = tokens.reshape(shape)
-        if "token_accuracy" in options.outputs:
-            outputs["token_accuracy"] = _token_accuracy(tokens, rows.target, options, shape)
-    return LinearCrossEntropyOutput(
-        loss, **{name: output for name, output in outputs.items() if name in options.outputs}
-    )
+        outputs["predicted_tokens"] = tokens.reshape(call.shape)
+        if "token_accuracy" in call.outputs:
+            outputs["token_accuracy"] = _token_accuracy(tokens, rows.target, call)
+    return LinearCrossEntropyOutput(loss, **{name: output for name, output in outputs.items() if name in call.outputs})
 
 
-def _token_accuracy(tokens: Tensor, target: Tensor, options: LossOptions, shape: tuple[int, ...]) -> Tensor:
+def _token_accuracy(tokens: Tensor, target: Tensor, call: Call) -> Tensor:
     right = ((tokens == target) & (target != IGNORED)).to(torch.float32)
-    if options.reduction == "none":
-        return right.reshape(shape)
-    if options.reduction == "sum":
+    if call.reduction == "none":
+        return right.reshape(call.shape)
+    if call.reduction == "sum":
         return right.sum()
     kept = (target != IGNORED).sum()
     share = right.sum() / kept
-    return share.masked_fill(kept == 0, 0) if options.zero_if_all_ignored else share
+    return share.masked_fill(kept == 0, 0) if call.zero_if_all_ignored else share

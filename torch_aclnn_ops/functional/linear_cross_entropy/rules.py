@@ -1,52 +1,70 @@
-"""What the arguments that PyTorch's function has must be, stated once.
+"""What the arguments must be, stated once.
 
-The rules are in the order in which PyTorch's function checks, and an error has the class of PyTorch's.
+The rules of the arguments that PyTorch's function has are in the order in which it checks, and an error has the class
+of PyTorch's.
 """
 
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
-from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._checks import check_bool, describe
+from torch_aclnn_ops._head_options import check_memory, check_number
 from torch_aclnn_ops._torch_compat import public
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import check_not_fsdp1_shard
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
-    TorchArguments,
     call_torch,
     class_weight_dtypes,
     flatten_rows,
     has_loss_dtype,
+    tensors_of,
 )
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
 import torch
 from torch import Tensor
 
+_NAME = "linear_cross_entropy"
 REDUCTIONS = ("none", "mean", "sum")
-_TENSORS = TorchArguments._fields[:5]
+_TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight")
 _OPTIONAL = ("linear_bias", "weight")
+# What torch's function lacks, by the values with which it computes the same.
+_OWN: dict[str, Any] = {
+    "softcap": None,
+    "lse_square_scale": 0.0,
+    "temperature": 1.0,
+    "token_weight": None,
+    "zero_if_all_ignored": False,
+    "outputs": frozenset(),
+}
+_OUTPUTS = LinearCrossEntropyOutput._fields[1:]
+_OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
+_NO_OUTPUTS: frozenset[str] = frozenset()
 _REAL = (float, Real)  # float first, for speed
 _INTEGRAL = (int, Integral)
 _INDEX_DTYPES = (torch.int64, torch.uint8)
 _Broken = tuple[str, str, str, type[Exception]] | None  # name, what it must, what it does, class of the error
 
 
-def check_arguments(given: TorchArguments, classes: int | None = None) -> None:
+def check_arguments(call: Call, classes: int | None = None) -> None:
     """Raise for the first argument that breaks a rule.
 
     Args:
-        given: Tensors that :func:`is_left_to_torch` does not leave to torch, or objects that are no tensors.
+        call: A call of tensors that :func:`is_left_to_torch` does not leave to torch, or objects that are no tensors.
         classes: The size of the full vocabulary if the head is a shard.
     """
-    broken = _tensors(given) or _products(given) or _options(given, classes) or _targets(given, classes)
+    broken = _tensors(call) or _products(call) or _options(call, classes) or _targets(call, classes)
     if broken is not None:
         name, accepted, found, error = broken
-        raise error(f"linear_cross_entropy: {name} must {accepted}, but it {found}")
+        raise error(f"{_NAME}: {name} must {accepted}, but it {found}")
 
 
-def _tensors(given: TorchArguments) -> _Broken:
+def _tensors(call: Call) -> _Broken:
     device = None
-    tensors: tuple[Any, ...] = given[:5]
+    tensors: tuple[Any, ...] = tensors_of(call)
     for name, tensor in zip(_TENSORS, tensors, strict=True):
         if not isinstance(tensor, Tensor):
             if tensor is None and name in _OPTIONAL:
@@ -62,8 +80,8 @@ def _tensors(given: TorchArguments) -> _Broken:
     return None
 
 
-def _products(given: TorchArguments) -> _Broken:
-    input, head, bias = given.input, given.linear_weight, given.linear_bias
+def _products(call: Call) -> _Broken:
+    input, head, bias = call.input, call.linear_weight, call.linear_bias
     rows, features = input.dim() - 1, input.shape[-1:]
     if rows < 0:
         return "input", "have shape (H,), (N, H) or (B, T, H)", "has no dimension", RuntimeError
@@ -83,14 +101,14 @@ def _products(given: TorchArguments) -> _Broken:
     return None
 
 
-def _shape_of_probabilities(given: TorchArguments, classes: int | None) -> tuple[int, ...]:
-    classes = given.linear_weight.shape[0] if classes is None else classes
-    return (*given.input.shape[:-1], classes, *given.linear_weight.shape[1:-1])
+def _shape_of_probabilities(call: Call, classes: int | None) -> tuple[int, ...]:
+    classes = call.linear_weight.shape[0] if classes is None else classes
+    return (*call.input.shape[:-1], classes, *call.linear_weight.shape[1:-1])
 
 
-def _options(given: TorchArguments, classes: int | None) -> _Broken:
-    reduction, ignore_index, label_smoothing = given[5:]
-    if ignore_index is not None and given.target.shape == _shape_of_probabilities(given, classes):
+def _options(call: Call, classes: int | None) -> _Broken:
+    reduction, ignore_index, label_smoothing = call.reduction, call.ignore_index, call.label_smoothing
+    if ignore_index is not None and call.target.shape == _shape_of_probabilities(call, classes):
         return "ignore_index", "be None with probabilities as target", f"is {ignore_index}", RuntimeError
     if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         accepted = f"be one of {str(REDUCTIONS)[1:-1]}"
@@ -103,8 +121,8 @@ def _options(given: TorchArguments, classes: int | None) -> _Broken:
     return None
 
 
-def _targets(given: TorchArguments, classes: int | None) -> _Broken:
-    input, head, target, _, weight, *_ = given
+def _targets(call: Call, classes: int | None) -> _Broken:
+    input, head, _, target, weight, *_ = call
     classes = head.shape[0] if classes is None else classes
     if classes == 0:
         return "linear_weight", "have at least one class", f"has shape {list(head.shape)}", RuntimeError
@@ -121,7 +139,7 @@ def _targets(given: TorchArguments, classes: int | None) -> _Broken:
             accepted = "not require grad with class indices as target, which have no derivative with respect to it"
             return "weight", accepted, "does", RuntimeError
         return None
-    of_probabilities = _shape_of_probabilities(given, classes)
+    of_probabilities = _shape_of_probabilities(call, classes)
     if target.shape != of_probabilities:
         accepted = f"have shape {list(of_indices)} or {list(of_probabilities)} with an input of shape"
         # PyTorch's function compares the sizes of batches first.
@@ -130,32 +148,83 @@ def _targets(given: TorchArguments, classes: int | None) -> _Broken:
         return "target", f"{accepted} {list(input.shape)}", f"has shape {list(target.shape)}", error
     if not target.is_floating_point():
         return "target", "have a floating-point dtype, as probabilities have", f"has {target.dtype}", RuntimeError
+    for name in _OUTPUTS_OF_INDICES:
+        if name in call.outputs:
+            accepted = f"not have {name} with probabilities as target, because it needs class indices"
+            return "outputs", accepted, f"is {sorted(call.outputs)}", ValueError
     return None
 
 
-def leave_to_torch(
-    given: TorchArguments, torch_options: "LinearCrossEntropyOptions | None", own_options: dict[str, bool]
-) -> Tensor:
+def check_own_options(call: Call, options: "LinearCrossEntropyOptions | None") -> Call:
+    """Return the call with its options that PyTorch's function lacks as Python's numbers, after checking them."""
+    if options is not None:
+        _check_torch_options(options)
+    chunk_size: Any = call.chunk_size
+    rows, max_memory = None, None
+    if chunk_size != "auto" or call.max_memory is not None or options is not None:
+        default = None if options is None else options.batch_chunk_size
+        rows, max_memory = check_memory(_NAME, chunk_size, call.max_memory, default)
+    softcap = None if call.softcap is None else check_number(_NAME, "softcap", call.softcap)
+    temperature = check_number(_NAME, "temperature", call.temperature)
+    square_scale = check_number(_NAME, "lse_square_scale", call.lse_square_scale)
+    check_bool(_NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
+    return call._replace(
+        softcap=softcap,
+        temperature=temperature,
+        lse_square_scale=square_scale,
+        outputs=_checked_outputs(call.outputs),
+        chunk_size=rows,
+        max_memory=max_memory,
+    )
+
+
+def _check_torch_options(options: object) -> None:
+    if LinearCrossEntropyOptions is None:
+        raise TypeError(
+            f"{_NAME}: options={options!r} requires torch 2.13 or newer, but torch is {torch.__version__}; pass"
+            " chunk_size instead"
+        )
+    if not isinstance(options, LinearCrossEntropyOptions):
+        raise TypeError(f"{_NAME}: options must be None or a LinearCrossEntropyOptions, but it is {options!r}")
+
+
+def _checked_outputs(outputs: Collection[str]) -> frozenset[str]:
+    if outputs == ():
+        return _NO_OUTPUTS
+    if isinstance(outputs, str) or not isinstance(outputs, Collection):
+        raise TypeError(f"{_NAME}: outputs must be a tuple of names, but it is {outputs!r}")
+    for name in outputs:
+        if name not in _OUTPUTS:
+            raise ValueError(f"{_NAME}: outputs must be among {', '.join(_OUTPUTS)}, but one is {name!r}")
+    return frozenset(outputs)
+
+
+def own_options(call: Call) -> list[str]:
+    """Return the names of the options that are given and that PyTorch's function lacks."""
+    given = [(name, getattr(call, name), neutral) for name, neutral in _OWN.items()]
+    return [name for name, value, neutral in given if isinstance(value, Tensor) or value != neutral]
+
+
+def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None", own: Collection[str]) -> Tensor:
     """Return the result of PyTorch's function.
 
     Args:
-        given: Its arguments; batches of sequences are flattened.
+        call: Its arguments; batches of sequences are flattened.
         torch_options: Its ``options``.
-        own_options: Which options that it lacks are given; it cannot compute them.
+        own: The names of given options that it lacks; it cannot compute them.
     """
-    for name, is_given in own_options.items():
-        if is_given:
-            tensors = [one for one in given[:5] if isinstance(one, Tensor)]
-            described = "; ".join(f"{type(one).__name__} of {one.dtype}, {one.layout}" for one in tensors)
-            raise TypeError(
-                f"linear_cross_entropy: {name} must not be given with arguments that are left to torch's function:"
-                " tensor subclasses, sparse tensors, heads of no positions, one row with a target of shape (1,), and"
-                f" probabilities with class weights of another dtype; they are {described}"
-            )
-    is_batch = isinstance(given.input, Tensor) and given.input.dim() > 2
+    for name in own:
+        tensors = [one for one in tensors_of(call) if isinstance(one, Tensor)]
+        described = "; ".join(f"{type(one).__name__} of {one.dtype}, {one.layout}" for one in tensors)
+        raise TypeError(
+            f"{_NAME}: {name} must not be given with arguments that are left to torch's function: tensor subclasses,"
+            " sparse tensors, heads of no positions, one row with a target of shape (1,), and probabilities with class"
+            f" weights of another dtype; they are {described}"
+        )
+    is_batch = isinstance(call.input, Tensor) and call.input.dim() > 2
     if is_batch or public.linear_cross_entropy is None:
-        check_arguments(given)
+        check_arguments(call)
     if not is_batch:
-        return call_torch(given, torch_options)
-    loss = call_torch(flatten_rows(given), torch_options)
-    return loss.reshape(given.input.shape[:-1]) if loss.dim() > 0 else loss
+        return call_torch(call, torch_options)
+    loss = call_torch(flatten_rows(call), torch_options)
+    return loss.reshape(call.input.shape[:-1]) if loss.dim() > 0 else loss

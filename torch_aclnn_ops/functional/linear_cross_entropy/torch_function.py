@@ -1,7 +1,5 @@
 """The arguments of PyTorch's function of the same name: which are left to it, and the call of that function."""
 
-from typing import NamedTuple
-
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat import public
@@ -13,25 +11,13 @@ from torch_aclnn_ops.functional._drop_in import (
     overrides_torch,
     why_left_to_torch,
 )
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 _PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
-
-
-class TorchArguments(NamedTuple):
-    """The arguments of PyTorch's function, except for ``options``."""
-
-    input: Tensor
-    linear_weight: Tensor
-    target: Tensor
-    linear_bias: Tensor | None
-    weight: Tensor | None
-    reduction: str
-    ignore_index: int | None
-    label_smoothing: float
 
 
 def are_plain(*tensors: object) -> bool:
@@ -42,12 +28,17 @@ def are_plain(*tensors: object) -> bool:
     return True
 
 
+def tensors_of(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the tensors that PyTorch's function takes, in the order in which it checks them."""
+    return call.input, call.linear_weight, call.target, call.linear_bias, call.weight
+
+
 def to_loss_dtype(input: Tensor, weight: Tensor) -> Tensor:
     """Cast weights of classes or rows to the dtype in which losses are computed."""
     return weight.to(accumulation_dtype(lower_precision_autocast_dtype(input)))
 
 
-def is_left_to_torch(given: TorchArguments) -> bool:
+def is_left_to_torch(call: Call) -> bool:
     """Return whether PyTorch's function takes a call.
 
     Left to it are tensor subclasses, sparse tensors, a head of no positions, one row with a target of shape (1,), and
@@ -55,7 +46,7 @@ def is_left_to_torch(given: TorchArguments) -> bool:
     what is accepted.
     """
     are_tensors = True
-    for tensor in given[:5]:
+    for tensor in tensors_of(call):
         if type(tensor) not in _PLAIN_TYPES and _overrides(tensor):
             return True
         if isinstance(tensor, Tensor):
@@ -63,7 +54,7 @@ def is_left_to_torch(given: TorchArguments) -> bool:
                 return True
         elif tensor is not None:
             are_tensors = False
-    input, head, target, _, weight, *_ = given
+    input, head, _, target, weight, *_ = call
     if not are_tensors or input is None or head is None or target is None:
         return False
     if head.dim() > 2 and 0 in head.shape[1:-1]:
@@ -91,9 +82,9 @@ def class_weight_dtypes(input: Tensor) -> str:
     return " or ".join(map(str, dict.fromkeys((input.dtype, accumulation_dtype(input.dtype)))))
 
 
-def call_torch(given: TorchArguments, torch_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
+def call_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
     """Call PyTorch's function of the same name, or ``linear`` and ``cross_entropy`` if it does not exist."""
-    input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
+    input, linear_weight, linear_bias, target, weight, _, reduction, ignore_index, label_smoothing, *_ = call
     if public.linear_cross_entropy is not None:
         return call_torch_function(
             public.linear_cross_entropy,
@@ -120,7 +111,7 @@ def call_torch(given: TorchArguments, torch_options: "LinearCrossEntropyOptions 
     )
 
 
-def flatten_rows(given: TorchArguments) -> TorchArguments:
+def flatten_rows(call: Call) -> Call:
     """Return the rows of a batch of sequences, which PyTorch's function does not take."""
-    input, target = given.input, given.target
-    return given._replace(input=input.flatten(0, -2), target=target.flatten(0, input.dim() - 2))
+    input, target = call.input, call.target
+    return call._replace(input=input.flatten(0, -2), target=target.flatten(0, input.dim() - 2))

@@ -6,20 +6,19 @@ rank computes those of the full vocabulary.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops.functional._head.agreement import ROWS, Call, Summary, compare_summaries, summarize
+from torch_aclnn_ops.functional._head.agreement import ROWS, Agreed, Summary, compare_summaries, summarize
 from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, raise_if_compiled_transform
 from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, distribution_sums
-from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import TorchArguments
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
 
@@ -27,19 +26,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+# Options that must be the same on all ranks.
+_AGREED = ("softcap", "temperature", "reduction", "label_smoothing", "lse_square_scale", "zero_if_all_ignored")
 _LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 represents all integers up to it
 
 
-def messages_of(given: TorchArguments, outputs: object) -> Messages:
+def messages_of(call: Call) -> Messages:
     """Return what must be the same on all ranks before any message fits."""
-    rows = math.prod(given.input.shape[:-1]) if isinstance(given.input, Tensor) else -1
-    return Messages(rows, _kind_of(given, outputs))
+    rows = math.prod(call.input.shape[:-1]) if isinstance(call.input, Tensor) else -1
+    return Messages(rows, _kind_of(call))
 
 
-def _kind_of(given: TorchArguments, outputs: object) -> dict[str, int]:
+def _kind_of(call: Call) -> dict[str, int]:
     """Return what determines which values, of which dtype, a rank sends per row."""
-    input, label_smoothing = given.input, given.label_smoothing
-    names = set(outputs) if isinstance(outputs, Collection) else set()
+    input, label_smoothing = call.input, call.label_smoothing
+    names = set(call.outputs) if isinstance(call.outputs, Collection) else set()
     return {
         "whether input is float64": isinstance(input, Tensor) and input.dtype == torch.float64,
         "whether label_smoothing is above 0": isinstance(label_smoothing, (int, float)) and label_smoothing > 0,
@@ -63,14 +64,14 @@ class SharedVocabulary:
 
     Attributes:
         shards: Which rank has which classes.
-        call: What must be the same on all ranks.
+        agreed: What must be the same on all ranks.
         weights: Weights of rows and of classes, which ranks compare.
         reduces_gradient: Whether to sum the gradient of the input over the ranks, in one more collective; otherwise it
             is this rank's partial sum.
     """
 
     shards: VocabularyShards
-    call: Call
+    agreed: Agreed
     weights: tuple[Tensor | None, Tensor | None]
     reduces_gradient: bool
 
@@ -79,38 +80,38 @@ class SharedVocabulary:
         """The first class of this rank."""
         return sum(self.shards.sizes[: self.shards.members.rank])
 
-    def statistics(self, inputs: Inputs) -> Statistics:
+    def statistics(self, call: Call) -> Statistics:
         """Reduce the logits of every row.
 
-        Weight and bias of ``inputs`` are this rank's shard, which may be empty; target, class weights and results refer
+        Weight and bias of ``call`` are this rank's shard, which may be empty; target, class weights and results refer
         to the full vocabulary.
         """
         raise_if_compiled_transform()
-        summary = self._summarize(inputs, _message_dtype(inputs, self.shards))
-        local, target_probability_sum = _local_inputs(inputs, self.shards, self.reduces_gradient)
+        summary = self._summarize(call, _message_dtype(call, self.shards))
+        local, target_probability_sum = _local_call(call, self.shards, self.reduces_gradient)
         rows = statistics(local)
         gathered, factor = self._gather((*rows, target_probability_sum), summary)
-        results = self._combine(rows, gathered, inputs.class_weight)
-        if not inputs.target.is_floating_point():
-            results = results.without(inputs.target == IGNORED)
+        results = self._combine(rows, gathered, call.weight)
+        if not call.target.is_floating_point():
+            results = results.without(call.target == IGNORED)
         if factor is None:
             return results
         *values, tokens = results
         return Statistics._make((*(None if row is None else row * factor for row in values), tokens))
 
-    def copy_input(self, inputs: Inputs) -> Inputs:
+    def copy_input(self, call: Call) -> Call:
         """Sum the gradient of the input over the ranks, if they need it."""
         if not self.reduces_gradient:
-            return inputs
-        return inputs._replace(input=copy_to_group(inputs.input, self.shards.members))
+            return call
+        return call._replace(input=copy_to_group(call.input, self.shards.members))
 
-    def combine_reduced(self, inputs: Inputs, reduced: Reduced) -> Reduced:
+    def combine_reduced(self, call: Call, reduced: Reduced) -> Reduced:
         """Combine what CANN's operators reduce this rank's logits to with the other ranks' results.
 
         The masks and places of targets remain this rank's. Not differentiable.
         """
         rows = Statistics(reduced.logits_max, reduced.sum_exp_logits.log(), reduced.predicted)
-        gathered, factor = self._gather((*rows, reduced.has_class), self._summarize(inputs, rows.logits_max.dtype))
+        gathered, factor = self._gather((*rows, reduced.has_class), self._summarize(call, rows.logits_max.dtype))
         gathered = gathered if factor is None else gathered * factor
         whole = self._combine(rows, gathered, None)
         return reduced._replace(
@@ -121,10 +122,10 @@ class SharedVocabulary:
             is_here=reduced.has_class,
         )
 
-    def _summarize(self, inputs: Inputs, dtype: torch.dtype) -> Summary:
-        is_soft, cut = inputs.target.is_floating_point(), (self.shards.excess, self.shards.sizes)
-        hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
-        return summarize(self.call, cut, inputs.input, inputs.linear_weight, hard, soft, dtype, self.weights)
+    def _summarize(self, call: Call, dtype: torch.dtype) -> Summary:
+        is_soft, cut = call.target.is_floating_point(), (self.shards.excess, self.shards.sizes)
+        hard, soft = (None, call.target) if is_soft else (call.target, None)
+        return summarize(self.agreed, cut, call.input, call.linear_weight, hard, soft, dtype, self.weights)
 
     def _gather(self, rows: Sequence[Tensor | None], summary: Summary) -> tuple[Tensor, Tensor | None]:
         """Gather values of rows of all nonempty shards, shape (shards, given, N), and compare calls, in one collective.
@@ -134,7 +135,7 @@ class SharedVocabulary:
         given = [row.to(summary.factors.dtype) for row in rows if row is not None]
         message = gather(torch.cat([*summary.sent, *given]), self.shards.members)
         summaries, sizes = message[:, : summary.size].detach(), self.shards.sizes
-        factor = compare_summaries("linear_cross_entropy", self.call, summary, summaries, sizes)
+        factor = compare_summaries("linear_cross_entropy", self.agreed, summary, summaries, sizes)
         gathered = message[:, summary.size :].unflatten(1, (len(given), given[0].shape[0]))
         if not all(sizes):
             gathered = gathered[[rank for rank, size in enumerate(sizes) if size > 0]]
@@ -149,57 +150,45 @@ class SharedVocabulary:
         return combine(found, sums.to(rows.predicted.dtype), filled, class_weight)
 
 
-def shared_vocabulary(
-    inputs: Inputs,
-    shards: VocabularyShards,
-    reduce_input_grad: bool,
-    loss_options: LossOptions,
-    weights: tuple[Tensor | None, Tensor | None],
-) -> SharedVocabulary:
+def shared_vocabulary(call: Call, shards: VocabularyShards, reduce_input_grad: bool) -> SharedVocabulary:
     """Describe a call, which the other ranks make, too."""
-    options, input = inputs.options, inputs.input
-    reduces_gradient = _reduces_gradient(input, reduce_input_grad)
-    call: dict[str, Any] = {
-        ROWS: inputs.input.shape[0],
-        "the number of features of input": input.shape[1],
+    reduces_gradient = _reduces_gradient(call.input, reduce_input_grad)
+    agreed: dict[str, Any] = {
+        ROWS: call.input.shape[0],
+        "the number of features of input": call.input.shape[1],
         "vocab_sizes": shards.sizes,
-        "softcap": options.softcap,
-        "temperature": options.temperature,
-        "whether target has probabilities": inputs.target.is_floating_point(),
+        "whether target has probabilities": call.target.is_floating_point(),
         "reduce_input_grad": reduce_input_grad,
         "whether input needs a gradient": reduces_gradient,
-        "whether token_weight is given": weights[0] is not None,
-        "whether weight is given": weights[1] is not None,
-        "reduction": loss_options.reduction,
-        "label_smoothing": loss_options.label_smoothing,
-        "lse_square_scale": loss_options.lse_square_scale,
-        "zero_if_all_ignored": loss_options.zero_if_all_ignored,
+        "whether token_weight is given": call.token_weight is not None,
+        "whether weight is given": call.weight is not None,
+        **{name: getattr(call, name) for name in _AGREED},
     }
-    return SharedVocabulary(shards, call, weights, reduces_gradient)
+    return SharedVocabulary(shards, agreed, (call.token_weight, call.weight), reduces_gradient)
 
 
 def _reduces_gradient(input: Tensor, reduce_input_grad: bool) -> bool:
     return reduce_input_grad and (in_functorch_transform() or any_differentiated([input]))
 
 
-def _message_dtype(inputs: Inputs, shards: VocabularyShards) -> torch.dtype:
-    if inputs.requested.predicted_tokens and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
+def _message_dtype(call: Call, shards: VocabularyShards) -> torch.dtype:
+    if call.predicted_tokens and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
         return torch.float64
-    return accumulation_dtype(inputs.input.dtype)
+    return accumulation_dtype(call.input.dtype)
 
 
-def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduces_gradient: bool) -> tuple[Inputs, Tensor]:
-    """Return the inputs for this rank's classes, and the target probability in them for each row."""
+def _local_call(call: Call, shards: VocabularyShards, reduces_gradient: bool) -> tuple[Call, Tensor]:
+    """Return the call for this rank's classes, and the target probability in them for each row."""
     members, classes = shards.members, shards.slices()[shards.members.rank]
-    weight, bias, target = inputs.linear_weight, inputs.linear_bias, inputs.target
+    weight, bias, target = call.linear_weight, call.linear_bias, call.target
     if shards.excess:  # an error or nan follows, but this rank must still take part in the collectives
         weight = pad(weight, (0, 0, 0, -shards.excess))
         bias = None if bias is None else pad(bias, (0, -shards.excess))
-    class_weight = inputs.class_weight
+    class_weight = call.weight
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
     if target.is_floating_point():
         target = copy_to_group(target, members)[:, classes]
-        target_probability_sum = distribution_sums(target, class_weight, accumulation_dtype(inputs.input.dtype))
+        target_probability_sum = distribution_sums(target, class_weight, accumulation_dtype(call.input.dtype))
     else:
         is_here = (target >= classes.start) & (target < classes.stop)
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
@@ -211,16 +200,15 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduces_gradient: bo
         bias = None if bias is None else pad(bias, (0, 1))
         class_weight = None if class_weight is None else pad(class_weight, (0, 1))
         target = pad(target, (0, 1)) if target.is_floating_point() else target
-    options = replace(inputs.options, is_shard=True)
-    local = Inputs(inputs.input, weight, bias, target, class_weight, options, inputs.requested)
+    local = call._replace(linear_weight=weight, linear_bias=bias, target=target, weight=class_weight, is_shard=True)
     if not torch.compiler.is_compiling():
         local = local._replace(kernels=choose_kernels(local))
     if reduces_gradient:
         # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
         if local.kernels is None:  # the choice of the compiled operator is not known yet
-            is_fused = inputs.input.device.type == "npu" and not is_disabled()
+            is_fused = call.input.device.type == "npu" and not is_disabled()
         else:
             is_fused = local.kernels.why_not_fused is None
-        input = inputs.input if is_fused else widen(inputs.input)
+        input = call.input if is_fused else widen(call.input)
         local = local._replace(input=copy_to_group(input, members))
     return local, target_probability_sum

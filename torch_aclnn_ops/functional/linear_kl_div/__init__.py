@@ -1,9 +1,9 @@
 """The divergence of two linear layers' outputs, a student's and its teacher's, without the outputs.
 
-A call goes from the function here to ``implementations``, which chooses one: it is differentiated by ``autograd`` and
-runs the kernel in ``chunks``, in compiled code as the operator in ``compiled``; whatever these do not differentiate is
-``formula``. ``_arguments`` says what the arguments must be, ``divergences`` has the mathematics of some rows, and
-``teachers`` that of a teacher that is given by numbers.
+A call goes from the function here to ``implementations``, which reduces the losses of rows: ``autograd`` is what the
+engine of losses on a head gets, ``chunks`` the kernel, and ``formula`` what has every derivative. ``_arguments`` says
+what the arguments must be, ``divergences`` has the mathematics of some rows, and ``teachers`` that of a teacher that is
+given by numbers.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import Messages, shards_of
 from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
-from torch_aclnn_ops.functional.linear_kl_div import implementations
-from torch_aclnn_ops.functional.linear_kl_div.divergences import DIVERGENCES, Divergence, Measure
-from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME
-from torch_aclnn_ops.ops._head.tiling import LogitOptions
+from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
+from torch_aclnn_ops.functional.linear_kl_div.divergences import DIVERGENCES, Divergence
+from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, kind_of, prepare
 
 from torch import Tensor
 
@@ -119,9 +118,11 @@ def linear_kl_div(
     check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
     check_bool(NAME, "reduce_input_grad", reduce_input_grad)
     hard = check_number(NAME, "hard_weight", hard_weight, NON_NEGATIVE)
-    measure = Measure.of(divergence, check_beta(NAME, divergence, beta), hard)
+    beta = check_beta(NAME, divergence, beta)
+    if divergence == "jensen_shannon" and beta in (0, 1):  # as in TRL
+        divergence, beta = "forward_kl" if beta == 0 else "reverse_kl", 0.5
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
-    logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
+    temperature = check_number(NAME, "temperature", temperature)
     arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
     if process_group is None:
         arguments.check_has_all_classes(linear_weight, teacher_weight)
@@ -130,8 +131,13 @@ def linear_kl_div(
         heads = (linear_weight, linear_bias, teacher_weight, teacher_bias)
         linear_weight, linear_bias, teacher_weight, teacher_bias = arguments.first_classes(vocab_size, 0, *heads)
         teacher_log_probs, teacher_probs = arguments.first_classes(vocab_size, -1, teacher_log_probs, teacher_probs)
-    of_head = (teacher_input, teacher_weight, teacher_bias)
-    teacher = arguments.teacher_of(input, linear_weight, of_head, teacher_log_probs, teacher_probs, teacher_top_k)
+    call = Call(
+        *(input, linear_weight, linear_bias, target, teacher_input, teacher_weight, teacher_bias, None, None, True),
+        *(divergence, beta, hard, temperature, rows, bytes_held, ignore_index),
+        *(token_weight, reduction, zero_if_all_ignored),
+        reduce_input_grad=reduce_input_grad,
+    )
+    call = arguments.with_teacher(call, teacher_log_probs, teacher_probs, teacher_top_k)
     arguments.check_target(target, input, ignore_index)
     arguments.check("hard_weight", not hard or target is not None, "be 0 without target", f"is {hard_weight}")
     places = check_shift(NAME, shift, target)
@@ -140,14 +146,11 @@ def linear_kl_div(
         check_token_weight(NAME, token_weight, tuple(input.shape[:-1]), input)
     if places and target is not None:
         target, token_weight = labels_to_rows(target, token_weight, places, ignore_index)
-    shards = None
+        call = call._replace(target=target, token_weight=token_weight)
     if process_group is not None or vocab_sizes is not None:
-        kind = implementations.kind_of(teacher, input)
-        messages = Messages(input.shape[:-1].numel(), kind)
-        shards = shards_of(NAME, process_group, vocab_sizes, linear_weight, messages)
-    student = (input, linear_weight, linear_bias)
-    inputs = implementations.prepare(student, teacher, target, ignore_index, measure, logits, shards, reduce_input_grad)
-    loss = implementations.compute(inputs, token_weight, reduction, zero_if_all_ignored)
+        messages = Messages(input.shape[:-1].numel(), kind_of(call))
+        call = call._replace(shards=shards_of(NAME, process_group, vocab_sizes, linear_weight, messages))
+    loss = compute(prepare(call))
     if reduction != "none":
         return loss
     return rows_to_labels(loss.reshape(input.shape[:-1]), places) if places else loss.reshape(input.shape[:-1])

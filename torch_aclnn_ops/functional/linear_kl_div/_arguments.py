@@ -9,7 +9,7 @@ from torch_aclnn_ops._head_options import AT_LEAST_1, check_number
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
 from torch_aclnn_ops.functional._head.arguments import check_constant
 from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
-from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Teacher
+from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 
 import torch
 from torch import Tensor
@@ -104,44 +104,40 @@ def check_has_all_classes(linear_weight: Tensor, teacher_weight: object) -> None
             check_not_local_shard(NAME, name, weight, "process_group is not given", _hint_of_fsdp(name))
 
 
-def teacher_of(
-    input: Tensor,
-    linear_weight: Tensor,
-    of_head: tuple[Any, Any, Any],
-    log_probs: Any,
-    probs: Any,
-    top_k: Any,
-) -> Teacher:
-    """Check the teacher, which must be given in exactly one way and gets no gradient.
+def with_teacher(call: Call, log_probs: Any, probs: Any, top_k: Any) -> Call:
+    """Return the call with its teacher, which must be given in exactly one way and gets no gradient.
 
     Args:
-        input: the student's rows.
-        linear_weight: the student's head.
-        of_head: the teacher's rows, weight and bias.
+        call: the call with the student, and with the rows, weight and bias of the teacher's head as given.
         log_probs: log-probabilities of all classes.
         probs: probabilities of all classes.
         top_k: classes and their log-probabilities.
     """
-    has_head = any(one is not None for one in of_head)
+    input = call.input
+    has_head = any([one is not None for one in (call.teacher_input, call.teacher_weight, call.teacher_bias)])
     given = [has_head, log_probs is not None, probs is not None, top_k is not None]
     if sum(given) != 1:
         raise TypeError(f"{NAME}: one of {_TEACHERS} must be given, but {sum(given) or 'none'} are")
     if has_head:
-        teacher = _teacher_of_head(input, linear_weight, *of_head)
+        call = _with_head(call)
     elif top_k is not None:
-        teacher = _teacher_of_top_k(input, top_k)
+        call = _with_top_k(call, top_k)
     else:
         name, values = ("teacher_probs", probs) if log_probs is None else ("teacher_log_probs", log_probs)
         _check_tensor(name, values, input)
-        shape = (*input.shape[:-1], linear_weight.shape[0])
+        shape = (*input.shape[:-1], call.linear_weight.shape[0])
         check(name, values.shape == shape, f"have shape {list(shape)}", f"has shape {list(values.shape)}")
-        teacher = Teacher(values=flat(values), is_log=log_probs is not None)
-    _check_constant(teacher, "teacher_top_k" if top_k is not None else None)
-    return teacher
+        call = call._replace(teacher_values=flat(values), is_log=log_probs is not None)
+    _check_constant(call, "teacher_top_k" if top_k is not None else None)
+    return call
 
 
-def _teacher_of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: Any, bias: Any) -> Teacher:
+def _with_head(call: Call) -> Call:
     """Check a teacher that is given as the input, weight and bias of its head."""
+    input: Tensor = call.input
+    rows: Any = call.teacher_input
+    weight: Any = call.teacher_weight
+    bias: Any = call.teacher_bias
     for name, tensor in (("teacher_input", rows), ("teacher_weight", weight), ("teacher_bias", bias)):
         if tensor is not None or name != "teacher_bias":
             _check_tensor(name, tensor, input)
@@ -153,7 +149,7 @@ def _teacher_of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: An
         f"has shape {list(rows.shape)}",
     )
     _check_head("teacher_weight", weight, "teacher_input", rows)
-    classes, described = linear_weight.shape[0], f"has {weight.shape[0]}"
+    classes, described = call.linear_weight.shape[0], f"has {weight.shape[0]}"
     check("teacher_weight", weight.shape[0] == classes, f"have {classes} classes, as linear_weight has", described)
     _check_bias("teacher_bias", bias, classes)
     for name, tensor in (("teacher_weight", weight), ("teacher_bias", bias)):
@@ -161,15 +157,16 @@ def _teacher_of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: An
             fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(rows)
             check(name, fits, f"have dtype {rows.dtype}, as teacher_input has", f"has {tensor.dtype}", TypeError)
     dtype = lower_precision_autocast_dtype(rows)
-    return Teacher(flat(rows).to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    bias = None if bias is None else bias.to(dtype)
+    return call._replace(teacher_input=flat(rows).to(dtype), teacher_weight=weight.to(dtype), teacher_bias=bias)
 
 
-def _teacher_of_top_k(input: Tensor, top_k: Any) -> Teacher:
+def _with_top_k(call: Call, top_k: Any) -> Call:
     """Check a teacher that is given as its most likely classes and their log-probabilities."""
     is_pair = isinstance(top_k, (tuple, list)) and len(top_k) == 2
     accepted = "be a pair of tensors, classes and their log-probabilities"
     check("teacher_top_k", is_pair, accepted, f"is {describe(top_k)}", TypeError)
-    indices, values = top_k
+    input, (indices, values) = call.input, top_k
     _check_tensor("teacher_top_k[0]", indices, input, is_floating=False)
     _check_tensor("teacher_top_k[1]", values, input)
     is_index = indices.dtype in (torch.int64, torch.int32)
@@ -179,13 +176,14 @@ def _teacher_of_top_k(input: Tensor, top_k: Any) -> Teacher:
     check("teacher_top_k[0]", fits, accepted, described)
     accepted, described = f"have shape {list(indices.shape)}, as teacher_top_k[0] has", f"has {list(values.shape)}"
     check("teacher_top_k[1]", values.shape == indices.shape, accepted, described)
-    return Teacher(values=flat(values), indices=flat(indices).long())
+    return call._replace(teacher_values=flat(values), teacher_indices=flat(indices).long())
 
 
-def _check_constant(teacher: Teacher, name: str | None) -> None:
-    values = "teacher_log_probs" if teacher.is_log else "teacher_probs"
+def _check_constant(call: Call, name: str | None) -> None:
+    values = "teacher_log_probs" if call.is_log else "teacher_probs"
     names = ("teacher_input", "teacher_weight", "teacher_bias", values if name is None else f"{name}[1]")
-    for label, tensor in zip(names, teacher[:4], strict=True):
+    tensors = (call.teacher_input, call.teacher_weight, call.teacher_bias, call.teacher_values)
+    for label, tensor in zip(names, tensors, strict=True):
         if tensor is not None:
             check_constant(NAME, label, tensor, "a teacher")
 

@@ -11,7 +11,8 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
-from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
+from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
+from torch_aclnn_ops.functional.linear_kl_div.divergences import losses_and_slopes
 from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, log_probabilities_with_rest
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.kept_rows import KeptRows
@@ -25,48 +26,46 @@ from torch import Tensor
 class _Kernel:
     """State that the chunks of a call share."""
 
-    def __init__(self, inputs: Inputs, kept: KeptRows, cut: Tiling) -> None:
-        temperature = inputs.options.logits.temperature
-        self.inputs, self.kept = inputs, kept
-        self.head = Head(inputs.linear_weight, inputs.linear_bias, 1 / temperature, cut)
+    def __init__(self, call: Call, kept: KeptRows, cut: Tiling) -> None:
+        self.call, self.kept = call, kept
+        self.head = Head(call.linear_weight, call.linear_bias, 1 / call.temperature, cut)
         self.teacher_head: Head | None = None
         self._teacher_buffer: Tensor | None = None
-        teacher = inputs.teacher
-        if teacher.weight is not None:
-            self.teacher_head = Head(teacher.weight, teacher.bias, 1 / temperature, inputs.tile_teacher(cut))
-            self._teacher_buffer = logits_buffer(teacher.weight, self.teacher_head, cut)
+        weight = call.teacher_weight
+        if weight is not None:
+            self.teacher_head = Head(weight, call.teacher_bias, 1 / call.temperature, call.tile_teacher(cut))
+            self._teacher_buffer = logits_buffer(weight, self.teacher_head, cut)
 
     def teacher_logits(self, rows: slice) -> Tensor | None:
         """Return the teacher's logits, or None if it has no head."""
-        teacher = self.inputs.teacher
-        if self.teacher_head is None or self._teacher_buffer is None or teacher.weight is None:
+        if self.teacher_head is None or self._teacher_buffer is None:
             return None
-        input = self.kept.select(teacher.input, rows)
+        input = self.kept.select(self.call.teacher_input, rows)
         assert input is not None
-        number, classes = input.shape[0], teacher.weight.shape[0]
+        number, classes = input.shape[0], self.teacher_head.weight.shape[0]
         out = self._teacher_buffer[: number * classes].view(number, classes)
         return self.teacher_head.logits(input, slice(0, classes), out)
 
     def log_sum(self, parts: Tensor) -> Tensor:
         """Return the log-sum-exp over the processes, the same on all of them."""
-        shards = self.inputs.shards
+        shards = self.call.shards
         return parts if shards is None else gather_constant(parts, shards.members).logsumexp(0)
 
     def sum(self, parts: Tensor) -> Tensor:
         """Return the sum over the processes, the same on all of them."""
-        shards = self.inputs.shards
+        shards = self.call.shards
         return parts if shards is None else gather_constant(parts, shards.members).sum(0)
 
     def _normalized(self, student: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Turn logits into log-probabilities, in one collective where processes share a vocabulary."""
         given = [student] if teacher is None else [student, teacher]
-        if self.inputs.shards is None:
+        if self.call.shards is None:
             found = [_log_softmax(logits) for logits in given]
         else:
             found = given
             shifts = torch.stack([_subtract_largest(logits).to(student.dtype) for logits in given])
             log_sums = torch.stack([logits.logsumexp(1).to(student.dtype) for logits in given])
-            gathered = gather_constant(torch.stack([shifts, log_sums]), self.inputs.shards.members)
+            gathered = gather_constant(torch.stack([shifts, log_sums]), self.call.shards.members)
             # The shift of a process without classes, whose sum is 0, does not count.
             largest = gathered[:, 0].masked_fill(gathered[:, 1] == -math.inf, -math.inf).amax(0)
             total = (gathered[:, 1] + (gathered[:, 0] - largest)).logsumexp(0)
@@ -76,15 +75,15 @@ class _Kernel:
 
     def losses_of_blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Tensor]:
         """Compare the rows of a chunk, as many at once as fit a cache (all if processes share a vocabulary)."""
-        number, teacher, teacher_logits = logits.shape[0], self.inputs.teacher, self.teacher_logits(rows)
-        size = self.inputs.rows_of_block(number, logits.shape[1])
+        number, call, teacher_logits = logits.shape[0], self.call, self.teacher_logits(rows)
+        size = call.rows_of_block(number, logits.shape[1])
         losses = []
         for of_input in blocks_of(rows, size):
             block = slice(of_input.start - rows.start, of_input.stop - rows.start)
             labels, values, indices = (
-                self.kept.select(one, of_input) for one in (self.inputs.labels, teacher.values, teacher.indices)
+                self.kept.select(one, of_input) for one in (call.labels, call.teacher_values, call.teacher_indices)
             )
-            given = teacher._replace(values=values, indices=indices)
+            given = call._replace(teacher_values=values, teacher_indices=indices)
             of_teacher = None if teacher_logits is None else teacher_logits[block]
             of_rows = None if factors is None else factors[of_input]
             losses.append(self.compare(logits[block], of_teacher, given, labels, of_rows))
@@ -94,7 +93,7 @@ class _Kernel:
         self,
         student: Tensor,
         teacher_logits: Tensor | None,
-        given: Teacher,
+        given: Call,
         labels: Tensor | None,
         factors: Tensor | None,
     ) -> Tensor:
@@ -111,8 +110,8 @@ class _Kernel:
 
     def _cross_entropy(self, student: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the weighted cross entropy of the labels, at a temperature of 1, and its gradient."""
-        temperature, weight = self.inputs.options.logits.temperature, self.inputs.options.measure.hard_weight
-        classes = self.inputs.classes
+        temperature, weight = self.call.temperature, self.call.hard_weight
+        classes = self.call.classes
         logits = student * temperature
         log_sums = self.log_sum(logits.logsumexp(1))
         is_here = ((labels >= classes.start) & (labels < classes.stop)).unsqueeze(1)
@@ -128,10 +127,10 @@ class _Kernel:
         return losses, gradient.mul_((weight * temperature) * factors.unsqueeze(1))
 
     def _compare(
-        self, student: Tensor, teacher_logits: Tensor | None, given: Teacher, factors: Tensor | None, gradient: Tensor
+        self, student: Tensor, teacher_logits: Tensor | None, given: Call, factors: Tensor | None, gradient: Tensor
     ) -> Tensor:
         """Compare log-probabilities of the student; with factors, overwrite ``gradient``."""
-        if given.indices is not None:
+        if given.teacher_indices is not None:
             return self._losses_of_some_classes(student, given, factors, gradient)
         teacher = teacher_logits if teacher_logits is not None else log_probabilities(given)
         losses, slopes = self._losses_and_slopes(student, teacher.to(student.dtype))
@@ -141,16 +140,14 @@ class _Kernel:
         return sums[0]
 
     def _losses_and_slopes(self, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-        measure = self.inputs.options.measure
-        return measure.losses_and_slopes(student, teacher, self.inputs.may_be_masked)
+        call = self.call
+        return losses_and_slopes(call.divergence, call.beta, student, teacher, call.may_be_masked)
 
-    def _losses_of_some_classes(
-        self, student: Tensor, given: Teacher, factors: Tensor | None, gradient: Tensor
-    ) -> Tensor:
+    def _losses_of_some_classes(self, student: Tensor, given: Call, factors: Tensor | None, gradient: Tensor) -> Tensor:
         """Compare with a top-k teacher, all of whose other classes count as one."""
-        places = Places.of(given, self.inputs.classes)
+        places = Places.of(given)
         few = self.log_sum(places.log_probabilities(student))
-        teacher = log_probabilities_with_rest(given, few, self.inputs.options.measure.divergence)
+        teacher = log_probabilities_with_rest(given, few)
         losses, slopes = self._losses_and_slopes(few, teacher)
         if factors is None or student.shape[1] == 0:
             return losses
@@ -181,36 +178,36 @@ def _subtract_largest(logits: Tensor) -> Tensor:
 
 
 @without_autocast
-def losses_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
+def losses_in_chunks(call: Call, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
     """Compute the loss of each row, 0 if it is ignored, and the gradients of ``(losses * factors).sum()``.
 
     Args:
-        inputs: the arguments of the call.
+        call: the arguments of the call.
         factors: the factor of each row in the sum, shape (N,); None computes no gradients.
     """
-    if inputs.input.device.type == "npu":
+    if call.input.device.type == "npu":
         _extension.check_queue(NAME)
-    kept = KeptRows(inputs.target, inputs.input.shape[0])
-    cut = inputs.tile(kept.number)
-    log_call(NAME, Implementation.FALLBACK, lambda: _describe(inputs, cut, factors is not None))
-    needed = None if factors is None else inputs.options.gradients
-    kernel = _Kernel(inputs, kept, cut)
+    kept = KeptRows(call.target, call.input.shape[0])
+    cut = call.tile_rows(kept.number)
+    log_call(NAME, Implementation.FALLBACK, lambda: _describe(call, cut, factors is not None))
+    needed = None if factors is None else call.gradients
+    kernel = _Kernel(call, kept, cut)
     # The head's products are divided by the temperature, and so are the gradients that pass through them.
-    factors = None if factors is None else kept.select(factors) / inputs.options.logits.temperature
+    factors = None if factors is None else kept.select(factors) / call.temperature
 
     def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
         return [(losses,) for losses in kernel.losses_of_blocks(logits, rows, factors)]
 
-    (losses,), gradients = reduce_in_chunks(inputs.input, kernel.head, kept, cut, reduce_chunk, needed)
+    (losses,), gradients = reduce_in_chunks(call.input, kernel.head, kept, cut, reduce_chunk, needed)
     input_grad, weight_grad, bias_grad = gradients
-    if input_grad is not None and inputs.shards is not None and inputs.reduce_input_grad:
-        input_grad = sum_over_group(input_grad, inputs.shards.members)
+    if input_grad is not None and call.shards is not None and call.reduce_input_grad:
+        input_grad = sum_over_group(input_grad, call.shards.members)
     return losses, (input_grad, weight_grad, bias_grad)
 
 
-def _describe(inputs: Inputs, cut: Tiling, with_gradients: bool) -> str:
-    reason = f"the tensors are on {inputs.input.device.type}"
-    if inputs.input.device.type == "npu":
+def _describe(call: Call, cut: Tiling, with_gradients: bool) -> str:
+    reason = f"the tensors are on {call.input.device.type}"
+    if call.input.device.type == "npu":
         reason = "CANN has no operator for it"
     made = "; gradients with the losses" if with_gradients else ""
     return f"{reason}{made}; {cut}"

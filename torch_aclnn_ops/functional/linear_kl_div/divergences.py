@@ -1,7 +1,6 @@
 """Divergences between rows of log-probabilities of a student and a teacher, and their slopes."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,58 +11,43 @@ DIVERGENCES: tuple[Divergence, ...] = ("forward_kl", "reverse_kl", "jensen_shann
 _VERY_NEGATIVE = -1e30
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A divergence of the student's distribution q and the teacher's p.
+def losses_and_slopes(
+    divergence: Divergence, beta: float, student: Tensor, teacher: Tensor, may_be_masked: bool
+) -> tuple[Tensor, Tensor]:
+    """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.
 
-    Attributes:
-        divergence: ``KL(p || q)``, ``KL(q || p)``, or with the mixture ``m = beta p + (1 - beta) q`` the generalized
-            Jensen-Shannon divergence ``beta KL(p || m) + (1 - beta) KL(q || m)``.
+    Of the student's distribution q and the teacher's p it is ``KL(p || q)``, ``KL(q || p)``, or with the mixture
+    ``m = beta p + (1 - beta) q`` the generalized Jensen-Shannon divergence ``beta KL(p || m) + (1 - beta) KL(q || m)``.
+
+    The divergences are differentiable in both arguments. The derivatives are correct up to a multiple of q, which
+    the gradient of a softmax removes.
+
+    Args:
+        divergence: which one.
         beta: weight of the teacher in the Jensen-Shannon divergence.
-        hard_weight: factor of the cross entropy of the labels, which is added.
+        student: log-probabilities, shape (rows, classes).
+        teacher: log-probabilities of the teacher, shape (rows, classes).
+        may_be_masked: probabilities may be 0, and their terms are 0.
     """
 
-    divergence: Divergence
-    beta: float
-    hard_weight: float = 0.0
+    def difference(one: Tensor, other: Tensor, probabilities: Tensor) -> Tensor:
+        found = one - other
+        # Before the product, so that no derivative sees inf or nan.
+        return found.masked_fill(probabilities == 0, 0) if may_be_masked else found
 
-    @classmethod
-    def of(cls, divergence: Divergence, beta: float, hard_weight: float) -> "Measure":
-        """Return the KL divergence that a Jensen-Shannon divergence with a weight of 0 or 1 stands for."""
-        if divergence == "jensen_shannon" and beta in (0, 1):
-            return cls("forward_kl" if beta == 0 else "reverse_kl", 0.5, hard_weight)
-        return cls(divergence, beta, hard_weight)
-
-    def losses_and_slopes(self, student: Tensor, teacher: Tensor, may_be_masked: bool) -> tuple[Tensor, Tensor]:
-        """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.
-
-        The divergences are differentiable in both arguments. The derivatives are correct up to a multiple of q, which
-        the gradient of a softmax removes.
-
-        Args:
-            student: log-probabilities, shape (rows, classes).
-            teacher: log-probabilities of the teacher, shape (rows, classes).
-            may_be_masked: probabilities may be 0, and their terms are 0.
-        """
-
-        def difference(one: Tensor, other: Tensor, probabilities: Tensor) -> Tensor:
-            found = one - other
-            # Before the product, so that no derivative sees inf or nan.
-            return found.masked_fill(probabilities == 0, 0) if may_be_masked else found
-
-        if self.divergence == "forward_kl":
-            p = teacher.exp()
-            return (p * difference(teacher, student, p)).sum(1), -p
-        if self.divergence == "reverse_kl":
-            q = student.exp()
-            terms = q * difference(student, teacher, q)
-            return terms.sum(1), terms
-        if may_be_masked:
-            is_masked = (student == -math.inf) & (teacher == -math.inf)  # where logaddexp has no derivative
-            student = student.masked_fill(is_masked, _VERY_NEGATIVE)
-            teacher = teacher.masked_fill(is_masked, _VERY_NEGATIVE)
-        p, q = teacher.exp(), student.exp()
-        mixture = torch.logaddexp(teacher + math.log(self.beta), student + math.log1p(-self.beta))
-        terms = q * difference(student, mixture, q)
-        of_teacher = (p * difference(teacher, mixture, p)).sum(1)
-        return self.beta * of_teacher + (1 - self.beta) * terms.sum(1), terms * (1 - self.beta)
+    if divergence == "forward_kl":
+        p = teacher.exp()
+        return (p * difference(teacher, student, p)).sum(1), -p
+    if divergence == "reverse_kl":
+        q = student.exp()
+        terms = q * difference(student, teacher, q)
+        return terms.sum(1), terms
+    if may_be_masked:
+        is_masked = (student == -math.inf) & (teacher == -math.inf)  # where logaddexp has no derivative
+        student = student.masked_fill(is_masked, _VERY_NEGATIVE)
+        teacher = teacher.masked_fill(is_masked, _VERY_NEGATIVE)
+    p, q = teacher.exp(), student.exp()
+    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    terms = q * difference(student, mixture, q)
+    of_teacher = (p * difference(teacher, mixture, p)).sum(1)
+    return beta * of_teacher + (1 - beta) * terms.sum(1), terms * (1 - beta)

@@ -4,8 +4,7 @@ import math
 from typing import NamedTuple
 
 from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops.functional.linear_kl_div.divergences import Divergence
-from torch_aclnn_ops.functional.linear_kl_div.inputs import Teacher
+from torch_aclnn_ops.functional.linear_kl_div.call import Call
 
 import torch
 from torch import Tensor
@@ -18,11 +17,12 @@ class Places(NamedTuple):
     is_here: Tensor
 
     @classmethod
-    def of(cls, teacher: Teacher, classes: slice) -> "Places":
+    def of(cls, call: Call) -> "Places":
         """Find the columns of a teacher's classes."""
-        assert teacher.indices is not None
-        is_here = (teacher.indices >= classes.start) & (teacher.indices < classes.stop)
-        return cls((teacher.indices - classes.start).clamp(0, max(classes.stop - classes.start - 1, 0)), is_here)
+        indices, classes = call.teacher_indices, call.classes
+        assert indices is not None
+        is_here = (indices >= classes.start) & (indices < classes.stop)
+        return cls((indices - classes.start).clamp(0, max(classes.stop - classes.start - 1, 0)), is_here)
 
     def log_probabilities(self, values: Tensor) -> Tensor:
         """Return the log-probabilities of the classes, and in the last column that of all others together.
@@ -42,25 +42,23 @@ class Places(NamedTuple):
         return torch.cat([found, rest.masked_fill(there_are_none, -math.inf)], 1)
 
 
-def log_probabilities(teacher: Teacher) -> Tensor:
+def log_probabilities(call: Call) -> Tensor:
     """Return the log-probabilities of a teacher that has no head."""
-    assert teacher.values is not None
-    values = widen(teacher.values)
-    return values if teacher.is_log else values.log()
+    assert call.teacher_values is not None
+    values = widen(call.teacher_values)
+    return values if call.is_log else values.log()
 
 
-def log_probabilities_with_rest(teacher: Teacher, student: Tensor, divergence: Divergence) -> Tensor:
+def log_probabilities_with_rest(call: Call, student: Tensor) -> Tensor:
     """Return the log-probabilities of the teacher's top-k classes, with a last column for all other classes.
 
-    Args:
-        teacher: the top-k teacher.
-        student: the student's log-probabilities, from :meth:`Places.log_probabilities`.
-        divergence: for the reverse KL the rest is at least one rounding error, because it is infinite at 0.
+    For the reverse KL the rest is at least one rounding error, because the divergence is infinite at 0. ``student`` has
+    the student's log-probabilities, from :meth:`Places.log_probabilities`.
     """
-    values = log_probabilities(teacher)
+    values = log_probabilities(call)
     least = 0.0
-    if divergence == "reverse_kl" and teacher.values is not None:
-        least = torch.finfo(teacher.values.dtype).eps
+    if call.divergence == "reverse_kl" and call.teacher_values is not None:
+        least = torch.finfo(call.teacher_values.dtype).eps
     rest = (-torch.expm1(values.logsumexp(1, keepdim=True))).clamp(min=least).log()
     there_are_none = student[:, -1:].detach() == -math.inf
     return torch.cat([values, rest.masked_fill(there_are_none, -math.inf)], 1).to(student.dtype)

@@ -4,23 +4,23 @@ from torch_aclnn_ops._autograd.derivatives import any_differentiated
 from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, summarize
 from torch_aclnn_ops.functional._head.collectives import gather_constant
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
-from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs
+from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 
 import torch
 from torch import Tensor
 
+# Options that must be the same on all processes.
+_AGREED = (
+    *("reduction", "divergence", "beta", "hard_weight", "temperature"),
+    *("reduce_input_grad", "zero_if_all_ignored"),
+)
 
-def check_agreement(
-    inputs: Inputs,
-    shards: VocabularyShards,
-    reduction: str,
-    token_weight: Tensor | None,
-    zero_if_all_ignored: bool,
-) -> Inputs:
+
+def check_agreement(call: Call, shards: VocabularyShards, token_weight: Tensor | None) -> Call:
     """Compare the calls of all processes in a collective.
 
     Returns:
-        The inputs, whose results are nan where the calls differ and values cannot be read.
+        The call, whose results are nan where the calls differ and values cannot be read.
 
     Raises:
         NotImplementedError: the call is compiled.
@@ -31,40 +31,33 @@ def check_agreement(
             f"{NAME}: process_group is not supported with torch.compile(fullgraph=True); compile with fullgraph=False,"
             " so that the graph breaks at this call"
         )
-    input, measure, logits = inputs.input, inputs.options.measure, inputs.options.logits
-    call = {
+    input, student = call.input, (call.input, call.linear_weight, call.linear_bias)
+    agreed = {
         ROWS: input.shape[0],
         "the number of features of input": input.shape[1],
         "vocab_sizes": shards.sizes,
-        "reduction": reduction,
-        "divergence": measure.divergence,
-        "beta": measure.beta,
-        "hard_weight": measure.hard_weight,
-        "temperature": logits.temperature,
-        "the rows per chunk, from chunk_size or max_memory,": inputs.tile(input.shape[0]).rows_per_chunk,
-        "reduce_input_grad": inputs.reduce_input_grad,
-        "whether input needs a gradient": inputs.reduce_input_grad and any_differentiated([input]),
-        "zero_if_all_ignored": zero_if_all_ignored,
+        **{name: getattr(call, name) for name in _AGREED},
+        "the rows per chunk, from chunk_size or max_memory,": call.tile_rows(input.shape[0]).rows_per_chunk,
+        "whether input needs a gradient": call.reduce_input_grad and any_differentiated([input]),
         "whether token_weight is given": token_weight is not None,
-        "whether a gradient is needed": any_differentiated(inputs.student),
+        "whether a gradient is needed": any_differentiated(student),
     }
     weights = token_weight, None
     summary = summarize(
-        call,
+        agreed,
         (shards.excess, shards.sizes),
         input,
-        inputs.linear_weight,
-        inputs.target,
-        _of_teacher(inputs),
-        inputs.loss_dtype(),
+        call.linear_weight,
+        call.target,
+        _of_teacher(call),
+        call.loss_dtype(),
         weights,
     )
     summaries = gather_constant(torch.cat(summary.sent), shards.members)
-    factor = compare_summaries(NAME, call, summary, summaries, shards.sizes, ("input", "teacher"))
-    return inputs if factor is None else inputs._replace(input=input * factor.to(input.dtype))
+    factor = compare_summaries(NAME, agreed, summary, summaries, shards.sizes, ("input", "teacher"))
+    return call if factor is None else call._replace(input=input * factor.to(input.dtype))
 
 
-def _of_teacher(inputs: Inputs) -> Tensor | None:
+def _of_teacher(call: Call) -> Tensor | None:
     """Return the teacher's tensor that must be the same on every process."""
-    teacher = inputs.teacher
-    return teacher.values if teacher.indices is not None else teacher.input
+    return call.teacher_values if call.teacher_indices is not None else call.teacher_input

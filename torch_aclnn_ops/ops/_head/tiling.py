@@ -1,6 +1,6 @@
 """Chunk sizes of a loss on a head."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
@@ -29,25 +29,6 @@ def rows_of_block(classes: int, itemsize: int) -> int:
 def slices(start: int, stop: int, size: int) -> list[slice]:
     """Split a range into slices of equal size, except for the last one."""
     return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
-
-
-@dataclass(frozen=True)
-class LogitOptions:
-    """Options of the logits and their chunks."""
-
-    softcap: float | None = None  # logits become ``softcap * tanh(logits / softcap)``
-    temperature: float = 1.0  # logits are divided by it, after the softcap
-    chunk_size: int | None = None  # rows whose logits are materialized at a time
-    # bytes that may be allocated besides arguments and results, if ``chunk_size`` is not given
-    max_memory: int | None = None
-    is_shard: bool = False  # whether the classes are a shard of a vocabulary
-    function: str = "linear_cross_entropy"  # the public function, for errors
-
-    def without_infinite_softcap(self, dtype: torch.dtype) -> "LogitOptions":
-        """Remove a softcap that would be infinite in the logits' dtype, for which it is a no-op."""
-        if self.softcap is None or self.softcap / min(self.temperature, 1) <= torch.finfo(dtype).max:
-            return self
-        return replace(self, softcap=None)
 
 
 @dataclass(frozen=True)
@@ -142,31 +123,39 @@ class _Costs:
 
 
 def tile_rows(
-    sizes: Sizes, options: LogitOptions, copies: int = 1, with_gradient: bool = False, units: bool = False
+    sizes: Sizes,
+    chunk_size: int | None = None,
+    max_memory: int | None = None,
+    copies: int = 1,
+    with_gradient: bool = False,
+    units: bool = False,
+    function: str = "linear_cross_entropy",
 ) -> Tiling:
     """Choose chunks of rows.
 
     Args:
         sizes: The sizes of the call.
-        options: Options of the logits.
+        chunk_size: The number of rows whose logits are materialized at a time, if it is given.
+        max_memory: Bytes that may be allocated besides arguments and results, if ``chunk_size`` is not given.
         copies: Number of tensors of the logits' size that are alive at the same time.
         with_gradient: Whether the gradient of the head is needed.
         units: Whether the device has native matrix instructions for the head's dtype.
+        function: The public function, for errors.
     """
     rows, classes = sizes.rows, sizes.classes
     block = _classes_per_block(sizes)
     keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * sizes.features
     costs = _Costs(sizes, block, copies, with_gradient, keeps_gradients)
-    if options.chunk_size is not None:
-        rows_per_chunk = options.chunk_size
-    elif options.max_memory is None:
+    if chunk_size is not None:
+        rows_per_chunk = chunk_size
+    elif max_memory is None:
         rows_per_chunk = _rows_for_speed(costs, sizes, copies)
     else:
-        found, min_bytes = costs.max_rows(options.max_memory), costs.min_bytes()
+        found, min_bytes = costs.max_rows(max_memory), costs.min_bytes()
         if found is None and keeps_gradients:
             costs = _Costs(sizes, block, copies, with_gradient, False)
-            found, min_bytes = costs.max_rows(options.max_memory), min(costs.min_bytes(), min_bytes)
-        rows_per_chunk = _raise_too_little_memory(options, min_bytes) if found is None else found
+            found, min_bytes = costs.max_rows(max_memory), min(costs.min_bytes(), min_bytes)
+        rows_per_chunk = _raise_too_little_memory(function, max_memory, min_bytes) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
     return Tiling(rows, classes, rows_per_chunk, block, costs.keeps_gradients, held)
@@ -190,8 +179,7 @@ def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
     return costs.rows if costs.held(costs.rows) <= costs.held(number) else number
 
 
-def _raise_too_little_memory(options: LogitOptions, min_bytes: int) -> NoReturn:
+def _raise_too_little_memory(function: str, max_memory: int, min_bytes: int) -> NoReturn:
     raise ValueError(
-        f"{options.function}: max_memory must be at least {min_bytes} bytes for these arguments, but it is"
-        f" {options.max_memory}"
+        f"{function}: max_memory must be at least {min_bytes} bytes for these arguments, but it is {max_memory}"
     )

@@ -5,7 +5,7 @@ from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results, blocks_of, 
 from torch_aclnn_ops.ops._head.kept_rows import KeptRows
 from torch_aclnn_ops.ops._head.products import Head
 from torch_aclnn_ops.ops._head.tiling import rows_of_block
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.rows import reduce_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
@@ -13,17 +13,16 @@ from torch import Tensor
 
 
 @without_autocast
-def statistics_in_chunks(inputs: Inputs, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
+def statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
     """Compute the requested statistics, and with factors the gradients of the loss that has these factors.
 
     Ignored rows give zeros, and the predicted token -1.
     """
-    options = inputs.options
-    kept = KeptRows(None if inputs.target.is_floating_point() else inputs.target, inputs.input.shape[0])
-    tiling = inputs.tile_rows(rows=kept.number, with_gradients=factors is not None)
+    kept = KeptRows(None if call.target.is_floating_point() else call.target, call.input.shape[0])
+    tiling = call.tile_rows(rows=kept.number, with_gradients=factors is not None)
     # The softcap is applied before the temperature.
-    scale = 1.0 if options.softcap is not None else 1 / options.temperature
-    head = Head(inputs.linear_weight, inputs.linear_bias, scale, tiling)
+    scale = 1.0 if call.softcap is not None else 1 / call.temperature
+    head = Head(call.linear_weight, call.linear_bias, scale, tiling)
 
     def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
         # All rows at once on a device, to launch fewer kernels.
@@ -33,8 +32,8 @@ def statistics_in_chunks(inputs: Inputs, factors: Coefficients | None) -> tuple[
 
     def reduce_block(logits: Tensor, rows: slice) -> Results:
         of_rows = None if factors is None else Coefficients._make(kept.select(one, rows) for one in factors)
-        found = reduce_rows(inputs, logits, kept.select(inputs.target, rows), of_rows)
+        found = reduce_rows(call, logits, kept.select(call.target, rows), of_rows)
         return tuple(one for one in found if one is not None)
 
-    needed = None if factors is None else inputs.requested.gradients
-    return reduce_in_chunks(inputs.input, head, kept, tiling, reduce_chunk, needed)
+    needed = None if factors is None else call.gradients
+    return reduce_in_chunks(call.input, head, kept, tiling, reduce_chunk, needed)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torch_aclnn_ops.ops._head.tiling import slices
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED, Coefficients, Statistics
 
 import torch
 from torch import Tensor
@@ -29,10 +29,10 @@ class Reduced(NamedTuple):
     is_here: Tensor | None = None  # whether the class is in this shard; ``None`` if there are no others
 
 
-Combine = Callable[[Inputs, Reduced], Reduced]
+Combine = Callable[[Call, Reduced], Reduced]
 
 
-def _reduce(inputs: Inputs) -> Reduced:
+def _reduce(call: Call) -> Reduced:
     """Reduce the logits with CANN's operator, which rounds them to 16 bits, and replace the target's by the exact one.
 
     The gradient is ``exp(z - max) / sum - onehot`` of logits that are not rounded. If the target has nearly all of the
@@ -40,18 +40,18 @@ def _reduce(inputs: Inputs) -> Reduced:
     (the error is up to ``|z| / 2**8`` in bfloat16).
     """
     logits_max, sum_exp_logits, predicted, target_mask, masked_target, _ = fused_linear_online_max_sum.run(
-        inputs.input, inputs.linear_weight, inputs.target, 0, inputs.linear_weight.shape[0], False
+        call.input, call.linear_weight, call.target, 0, call.linear_weight.shape[0], False
     )
-    has_class = masked_target == inputs.target
-    exact = _target_logits(inputs, masked_target, logits_max)
+    has_class = masked_target == call.target
+    exact = _target_logits(call, masked_target, logits_max)
     exact = exact.clamp_(predicted - _LARGEST_ROUNDING, predicted + _LARGEST_ROUNDING).where(has_class, predicted)
     sum_exp_logits = sum_exp_logits.sub_(predicted.exp()).clamp_(min=0).add_(exact.exp())
     return Reduced(logits_max, sum_exp_logits, exact, target_mask, masked_target, has_class)
 
 
-def _target_logits(inputs: Inputs, classes: Tensor, logits_max: Tensor) -> Tensor:
+def _target_logits(call: Call, classes: Tensor, logits_max: Tensor) -> Tensor:
     """Return the logit of one class for each row, minus the maximum, in float32."""
-    input, weight = inputs.input, inputs.linear_weight
+    input, weight = call.input, call.linear_weight
     features = input.shape[1]
     share = (logits_max / -features).unsqueeze(1)  # of the maximum, added to each feature's product
     parts = [
@@ -61,16 +61,16 @@ def _target_logits(inputs: Inputs, classes: Tensor, logits_max: Tensor) -> Tenso
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def fused_statistics(inputs: Inputs) -> Statistics:
+def fused_statistics(call: Call) -> Statistics:
     """Reduce the logits of every row with CANN's operators."""
-    reduced = _reduce(inputs)
+    reduced = _reduce(call)
     # With a target logit equal to the maximum, the loss of a row is log sum exp(z - max).
     log_sum_exp, _ = fused_cross_entropy_loss_with_max_sum.run(
         reduced.logits_max, reduced.sum_exp_logits, torch.zeros_like(reduced.predicted), None
     )
     statistics = Statistics(reduced.logits_max, log_sum_exp, reduced.predicted)
     # Ignored rows must contribute zero even if they are not finite; those of shards are set to zero once combined.
-    return statistics if inputs.options.is_shard else statistics.without(inputs.target == IGNORED)
+    return statistics if call.is_shard else statistics.without(call.target == IGNORED)
 
 
 class FusedRows(NamedTuple):
@@ -81,22 +81,21 @@ class FusedRows(NamedTuple):
     reduced: Reduced
 
 
-def fused_losses(inputs: Inputs, ignore_index: int, start: int = 0, combine: Combine | None = None) -> FusedRows:
+def fused_losses(call: Call, start: int = 0, combine: Combine | None = None) -> FusedRows:
     """Compute the loss of every row with CANN's operators, in few launches.
 
     Args:
-        inputs: The arguments of the call, with the caller's class indices.
-        ignore_index: The class index of ignored rows.
+        call: The arguments of the call, with the caller's class indices.
         start: The first class of the head.
         combine: Combines this shard's results with those of others, if there are any.
     """
-    target = inputs.target
+    target, ignore_index = call.target, call.ignored_class()
     ignored = target == ignore_index
-    if combine is not None or 0 <= ignore_index < inputs.linear_weight.shape[0]:
+    if combine is not None or 0 <= ignore_index < call.linear_weight.shape[0]:
         target = target.masked_fill(ignored, IGNORED)
-    reduced = _reduce(inputs._replace(target=target - start if start else target))
+    reduced = _reduce(call._replace(target=target - start if start else target))
     if combine is not None:
-        reduced = combine(inputs._replace(target=target), reduced)
+        reduced = combine(call._replace(target=target), reduced)
     losses, _ = fused_cross_entropy_loss_with_max_sum.run(*reduced[:3], None)
     without_class = reduced.predicted / ignored  # 0 / 1 or 0 / 0
     return FusedRows(losses.where(reduced.has_class, without_class), without_class, reduced)
@@ -137,28 +136,28 @@ def fused_gradients_of_losses(
     return gradients
 
 
-def fused_gradients(inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of input and weight with CANN's operator.
+def fused_gradients(call: Call, factors: Coefficients) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of input and weight with CANN's operator, from the statistics of the forward pass.
 
     Its gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``; the one needed here is
-    ``g_log_sum_exp * softmax + g_predicted * onehot``. The two coefficients differ in a shard of the vocabulary and
-    with a z-loss: with ``grad = -g_predicted``, the argument ``sum`` absorbs their ratio. Rows without the second term
-    are masked, and ``grad`` is the first coefficient.
+    ``f_log_sum_exp * softmax - f_predicted * onehot``. The two factors differ in a shard of the vocabulary and with a
+    z-loss: with ``grad = f_predicted``, the argument ``sum`` absorbs their ratio. Rows without the second term are
+    masked, and ``grad`` is the first factor.
     """
-    target = inputs.target
+    assert call.logits_max is not None and call.log_sum_exp is not None
+    target = call.target
     ignored = target == IGNORED
-    grad_log_sum_exp = grad_statistics.log_sum_exp.masked_fill(ignored, 0)
-    grad_predicted = -grad_statistics.predicted
-    is_masked = (target < 0) | (grad_predicted == 0)
-    ratio = (grad_predicted / grad_log_sum_exp).masked_fill(is_masked, 1)
+    of_log_sum_exp, of_predicted = factors.log_sum_exp.masked_fill(ignored, 0), factors.predicted
+    is_masked = (target < 0) | (of_predicted == 0)
+    ratio = (of_predicted / of_log_sum_exp).masked_fill(is_masked, 1)
     gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
-        grad_log_sum_exp.where(is_masked, grad_predicted),
-        inputs.input,
-        inputs.linear_weight,
+        of_log_sum_exp.where(is_masked, of_predicted),
+        call.input,
+        call.linear_weight,
         is_masked,
         target.clamp(min=0),
-        grad_statistics.logits_max.masked_fill(ignored, torch.inf),  # their exp(z) might overflow, and 0 * inf is nan
-        log_sum_exp.exp() * ratio,
+        call.logits_max.masked_fill(ignored, torch.inf),  # their exp(z) might overflow, and 0 * inf is nan
+        call.log_sum_exp.exp() * ratio,
         None,
     )
     return gradients

@@ -3,19 +3,17 @@
 The choice is made once per call and applies to its gradients too.
 """
 
-from collections.abc import Callable
-
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.chunks import statistics_in_chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, Kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
 from torch import Tensor
 
@@ -23,55 +21,49 @@ _NAME = "linear_cross_entropy"
 _NO_GRADIENTS = (None, None, None)
 
 
-def reduce(inputs: Inputs, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
+def reduce(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
     """Compute the requested statistics of every row, and with factors the gradients of the loss that has them.
 
-    With ``inputs.found``, the statistics of the forward pass, only the gradients are used.
+    With ``call.log_sum_exp``, the statistics of the forward pass, only the gradients are used.
     """
-    kernels = inputs.kernels or choose_kernels(inputs)
+    kernels = call.kernels or choose_kernels(call)
     if factors is None and kernels.why_not_fused is None:
-        return tuple(one for one in fused_statistics(inputs) if one is not None), _NO_GRADIENTS
-    if factors is not None and inputs.found is not None and kernels.fuses_gradients:
+        return tuple(one for one in fused_statistics(call) if one is not None), _NO_GRADIENTS
+    if factors is not None and call.log_sum_exp is not None and kernels.fuses_gradients:
         # The operator always computes both gradients.
-        if all(inputs.requested.gradients[:2]):
-            return (), _fused_gradients(inputs, inputs.found, factors)
+        if all(call.gradients[:2]):
+            return (), (*fused_gradients(call, factors), None)
         name = fused_linear_cross_entropy_loss_grad.name
         log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
-    _check_queue(inputs.input)
-    _log(inputs, factors, kernels)
-    return statistics_in_chunks(inputs, factors)
+    _check_queue(call.input)
+    _log(call, factors, kernels)
+    return statistics_in_chunks(call, factors)
 
 
-def _fused_gradients(inputs: Inputs, found: Statistics, factors: Coefficients) -> HeadGradients:
-    grad_statistics = Statistics(found.logits_max, factors.log_sum_exp, -factors.predicted)
-    return *fused_gradients(inputs, grad_statistics, found.log_sum_exp), None
-
-
-def choose_kernels(inputs: Inputs) -> Kernels:
-    """Choose the kernels for the statistics of these inputs and their gradients."""
-    reason = _why_not_by_feature(inputs)
-    if reason is None and inputs.requested.predicted_tokens:
-        return Kernels("predicted tokens are requested", _why_not_cann(inputs) is None)
+def choose_kernels(call: Call) -> Kernels:
+    """Choose the kernels for the statistics of a call and their gradients."""
+    reason = _why_not_by_feature(call)
+    if reason is None and call.predicted_tokens:
+        return Kernels("predicted tokens are requested", _why_not_cann(call) is None)
     if reason is None:
-        reason = _why_not_cann(inputs)
+        reason = _why_not_cann(call)
     return Kernels(reason, reason is None)
 
 
-def _why_not_by_feature(inputs: Inputs) -> str | None:
-    if inputs.input.device.type != "npu":
-        return f"the tensors are on {inputs.input.device.type}"
+def _why_not_by_feature(call: Call) -> str | None:
+    if call.input.device.type != "npu":
+        return f"the tensors are on {call.input.device.type}"
     if is_disabled():
         return why_disabled()
-    options, requested = inputs.options, inputs.requested
     reasons = (
-        ("of linear_bias", inputs.linear_bias is not None),
-        ("of softcap", options.softcap is not None),
-        ("of temperature", options.temperature != 1),
-        ("of chunk_size", options.chunk_size is not None),
-        ("of max_memory", options.max_memory is not None),
-        ("the targets are probabilities", inputs.target.is_floating_point()),
-        ("of label_smoothing", requested.weighted),
-        ("entropy is requested", requested.entropy),
+        ("of linear_bias", call.linear_bias is not None),
+        ("of softcap", call.softcap is not None),
+        ("of temperature", call.temperature != 1),
+        ("of chunk_size", call.chunk_size is not None),
+        ("of max_memory", call.max_memory is not None),
+        ("the targets are probabilities", call.target.is_floating_point()),
+        ("of label_smoothing", call.weighted),
+        ("entropy is requested", call.entropy),
     )
     for reason, holds in reasons:
         if holds:
@@ -79,27 +71,27 @@ def _why_not_by_feature(inputs: Inputs) -> str | None:
     return None
 
 
-def _why_not_cann(inputs: Inputs) -> str | None:
-    weight = inputs.linear_weight
-    return fused_linear_online_max_sum.why_not_cann(inputs.input, weight, inputs.target, 0, weight.shape[0], False)
+def _why_not_cann(call: Call) -> str | None:
+    weight = call.linear_weight
+    return fused_linear_online_max_sum.why_not_cann(call.input, weight, call.target, 0, weight.shape[0], False)
 
 
-def log_few_logits(target: Tensor, inputs: Callable[[], Inputs]) -> None:
+def log_few_logits(call: Call) -> None:
     """Log a call whose logits are computed all at once, in torch calls."""
-    _check_queue(target)
+    _check_queue(call.target)
 
     def described() -> str:
-        return f"{choose_kernels(inputs()).why_not_fused}; few logits: all {target.numel()} rows in one chunk"
+        return f"{choose_kernels(call).why_not_fused}; few logits: all {call.target.numel()} rows in one chunk"
 
     log_call(_NAME, Implementation.FALLBACK, described)
 
 
-def _log(inputs: Inputs, factors: Coefficients | None, kernels: Kernels) -> None:
+def _log(call: Call, factors: Coefficients | None, kernels: Kernels) -> None:
     def described() -> str:
-        tiling = inputs.tile_rows(with_gradients=factors is not None)
-        return f"{tiling}{products.describe_backend(inputs.linear_weight, tiling.rows)}"
+        tiling = call.tile_rows(with_gradients=factors is not None)
+        return f"{tiling}{products.describe_backend(call.linear_weight, tiling.rows)}"
 
-    if inputs.found is not None:
+    if call.log_sum_exp is not None:
         log_detail(_NAME, lambda: f"logits recomputed for the gradients; {described()}")
         return
     how = "" if factors is None else "gradients computed in the forward pass; "

@@ -7,37 +7,37 @@ Everything is computed in place and in float32 (float64 for float64).
 import math
 
 from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
 
 import torch
 from torch import Tensor
 
 
-def reduce_rows(inputs: Inputs, logits: Tensor, target: Tensor, factors: Coefficients | None) -> Statistics:
+def reduce_rows(call: Call, logits: Tensor, target: Tensor, factors: Coefficients | None) -> Statistics:
     """Reduce logits; with factors, overwrite them with the gradient of the loss by ``input @ weight.T + bias``.
 
     Args:
-        inputs: The arguments of the call; its rows are not used.
+        call: The arguments of the call; its rows are not used.
         logits: Logits of some rows, divided by the temperature unless there is a softcap, shape (n, V).
         target: The targets of these rows.
         factors: The coefficients of the rows' statistics in the loss.
     """
-    options, requested, class_weight = inputs.options, inputs.requested, inputs.class_weight
+    class_weight = call.weight
     slope = None
-    if options.softcap is not None:
-        logits.div_(options.softcap).tanh_()
+    if call.softcap is not None:
+        logits.div_(call.softcap).tanh_()
         slope = None if factors is None else logits.square().neg_().add_(1)
-        logits.mul_(options.softcap / options.temperature)
+        logits.mul_(call.softcap / call.temperature)
     logits_max = logits.amax(1)
     shift, is_masked = logits_max, None
-    if options.is_shard and inputs.linear_bias is not None:
+    if call.is_shard and call.linear_bias is not None:
         # A bias of -inf may mask all classes of a shard. A row with all classes masked is nan.
         is_masked = logits_max == -math.inf
         shift = logits_max.masked_fill(is_masked, 0)
-    tokens = logits.argmax(1) if requested.predicted_tokens else None
+    tokens = logits.argmax(1) if call.predicted_tokens else None
     weighted = None
-    if requested.weighted:
+    if call.weighted:
         # Subtract before summing: a sum of logits near the largest number would overflow.
         logits.sub_(shift.unsqueeze(1))
         shift = torch.zeros_like(shift)
@@ -50,15 +50,15 @@ def reduce_rows(inputs: Inputs, logits: Tensor, target: Tensor, factors: Coeffic
     # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers, because
     # log uses MKL, whose threads must be woken up.
     log_sum_exp = -torch.xlogy(1, probabilities.amax(1))
-    entropy = torch.special.entr(probabilities).sum(1) if requested.entropy else None
+    entropy = torch.special.entr(probabilities).sum(1) if call.entropy else None
     if is_masked is not None:
         log_sum_exp.masked_fill_(is_masked, -math.inf)
         entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
     found = Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
     if factors is not None:
-        if options.temperature != 1:
-            factors = Coefficients._make(None if one is None else one / options.temperature for one in factors)
-        _write_gradient(inputs, probabilities, target, found, factors, logits)
+        if call.temperature != 1:
+            factors = Coefficients._make(None if one is None else one / call.temperature for one in factors)
+        _write_gradient(call, probabilities, target, found, factors, logits)
         if slope is not None:
             logits.mul_(slope)
     return found
@@ -76,7 +76,7 @@ def _distribution(target: Tensor, class_weight: Tensor | None) -> Tensor:
 
 
 def _write_gradient(
-    inputs: Inputs, probabilities: Tensor, target: Tensor, found: Statistics, factors: Coefficients, out: Tensor
+    call: Call, probabilities: Tensor, target: Tensor, found: Statistics, factors: Coefficients, out: Tensor
 ) -> None:
     """Write the gradient of the logits ``z``, with probabilities p and the factors f of the statistics.
 
@@ -93,10 +93,10 @@ def _write_gradient(
     else:
         torch.mul(probabilities, of_softmax.unsqueeze(1), out=out)
     if target.is_floating_point():
-        out.addcmul_(_distribution(target, inputs.class_weight), factors.predicted.unsqueeze(1), value=-1)
+        out.addcmul_(_distribution(target, call.weight), factors.predicted.unsqueeze(1), value=-1)
     else:
         column = target.clamp(min=0).unsqueeze(1)
         out.scatter_add_(1, column, factors.predicted.neg().masked_fill(target < 0, 0).unsqueeze(1))
     if factors.weighted is not None:
-        weight, column = inputs.class_weight, factors.weighted.unsqueeze(1)
+        weight, column = call.weight, factors.weighted.unsqueeze(1)
         out.sub_(column) if weight is None else out.addcmul_(weight, column, value=-1)
