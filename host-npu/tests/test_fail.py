@@ -76,7 +76,7 @@ _NEAREST = {
     "torch_npu.npu_rms_norm": "aclnnRmsNorm",
     "npu_fusion_attention": "aclnnFlashAttentionScore",
     "npu_fusion_atention": "aclnnFlashAttentionScore",
-    "npu_lightning_indexer": "aclnnLightningIndexerGetWorkspaceSize",
+    "npu_quant_lightning_indexer": "aclnnQuantLightningIndexerGetWorkspaceSize",
     "aclrtMalloc32Align": "aclrtMallocAlign32",
     "aclrtMemcpyAsinc": "aclrtMemcpyAsync",
     "HcclAlReduce": "HcclAllReduce",
@@ -90,7 +90,12 @@ _NEAREST = {
 
 @pytest.fixture(scope="module")
 def answers():
-    names = [*_NEAREST, "aclnnLightningIndexer", "aclnnLightningIndexerGetWorkspaceSize", "aclGetRecentErrMsg"]
+    names = [
+        *_NEAREST,
+        "aclnnQuantLightningIndexer",
+        "aclnnQuantLightningIndexerGetWorkspaceSize",
+        "aclGetRecentErrMsg",
+    ]
     names += ["host_npu_reset", "aclrtMemcpyAsync", "aclrtMemcpyAsync"]
     command = [sys.executable, "-c", _NAMES, json.dumps(names)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -108,10 +113,10 @@ def test_a_misspelt_function_is_refused_with_the_nearest(name, answers):
 
 
 def test_only_phase_one_of_a_refused_operator_can_fail(answers):
-    assert answers["aclnnLightningIndexerGetWorkspaceSize"] is None
-    assert answers["aclnnLightningIndexer"] == (
-        "the host NPU refuses aclnnLightningIndexer in phase one, so phase two is never called: fail"
-        " aclnnLightningIndexerGetWorkspaceSize instead"
+    assert answers["aclnnQuantLightningIndexerGetWorkspaceSize"] is None
+    assert answers["aclnnQuantLightningIndexer"] == (
+        "the host NPU refuses aclnnQuantLightningIndexer in phase one, so phase two is never called: fail"
+        " aclnnQuantLightningIndexerGetWorkspaceSize instead"
     )
 
 

@@ -85,6 +85,10 @@ const char* name_of(Function function) {
             return "aclnnAllGatherMatmul";
         case Function::MatmulReduceScatter:
             return "aclnnMatmulReduceScatter";
+        case Function::MoeDistributeDispatch:
+            return "aclnnMoeDistributeDispatch";
+        case Function::MoeDistributeCombine:
+            return "aclnnMoeDistributeCombine";
     }
     return "Hccl?";
 }

@@ -32,6 +32,8 @@ enum class Function : std::uint32_t {
     MatmulAllReduce,
     AllGatherMatmul,
     MatmulReduceScatter,
+    MoeDistributeDispatch,
+    MoeDistributeCombine,
 };
 
 // The published name, for instance "HcclAllReduce".

@@ -36,7 +36,7 @@ std::shared_ptr<Communicator> named(const std::string& name) {
 }
 
 Exchange exchange_of(const Fused& fused, const Communicator& all, void* send_buffer, void* receive_buffer) {
-    const bool gathers = fused.function == Function::AllGatherMatmul;
+    const bool gathers = fused.gathers();
     const bool scatters = fused.function == Function::MatmulReduceScatter;
     return {fused.function,
             fused.dtype,
@@ -54,9 +54,10 @@ Exchange exchange_of(const Fused& fused, const Communicator& all, void* send_buf
 
 Named find_named(const std::string& name) {
     try {
-        return {named(name)->size(), ""};
+        const auto found = named(name);
+        return {found->rank(), found->size(), ""};
     } catch (const std::exception& refusal) {
-        return {0, refusal.what()};
+        return {0, 0, refusal.what()};
     }
 }
 

@@ -12,6 +12,7 @@ namespace host_npu::hccl {
 
 // A communicator, or why there is none that an operator could use.
 struct Named {
+    Rank rank = 0;
     std::uint32_t ranks = 0;
     std::string refusal;
 };
@@ -27,6 +28,9 @@ struct Fused {
     HcclDataType dtype;
     // How many elements this rank sends to each other rank.
     std::uint64_t count;
+
+    // Whether every rank receives what each sends; the others sum.
+    bool gathers() const { return function != Function::MatmulAllReduce && function != Function::MatmulReduceScatter; }
 };
 
 // Takes the call's number in the communicator and enqueues it on the stream. Returns why it is refused, if it is.

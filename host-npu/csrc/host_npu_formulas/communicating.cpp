@@ -20,22 +20,26 @@ Tensor at_address(void* address, const std::vector<std::int64_t>& sizes, at::Sca
     return at::from_blob(address, sizes, at::TensorOptions(dtype));
 }
 
+HcclDataType link_dtype(at::ScalarType dtype) {
+    if (dtype == at::kByte) return HCCL_DATA_TYPE_UINT8;
+    return dtype == at::kHalf ? HCCL_DATA_TYPE_FP16 : HCCL_DATA_TYPE_BFP16;
+}
+
 }  // namespace
 
 Group Translated<Group>::kept(C name) {
     const auto found = hccl::find_named(name == nullptr ? "" : name);
     require(found.refusal.empty(), kParamInvalid, found.refusal);
-    return {name, found.ranks};
+    return {name, found.rank, found.ranks};
 }
 
 Exchanged::Exchanged(const Communication& communication, const Tensor& sent, const Group& group)
     : fused_{communication.function, group.name, static_cast<std::uint32_t>(group.ranks),
-             sent.scalar_type() == at::kHalf ? HCCL_DATA_TYPE_FP16 : HCCL_DATA_TYPE_BFP16,
-             static_cast<std::uint64_t>(sent.numel())},
+             link_dtype(sent.scalar_type()), static_cast<std::uint64_t>(sent.numel())},
       dtype_(sent.scalar_type()),
       sent_(sent.sizes().vec()),
       received_(sent_) {
-    if (fused_.function == hccl::Function::AllGatherMatmul) received_[0] *= group.ranks;
+    if (fused_.gathers()) received_[0] *= group.ranks;
     if (fused_.function == hccl::Function::MatmulReduceScatter) {
         received_[0] /= group.ranks;
         fused_.count /= fused_.ranks;

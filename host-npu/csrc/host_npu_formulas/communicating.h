@@ -24,7 +24,7 @@ namespace host_npu {
 // A communicator, of which CANN's function gets the name.
 struct Group {
     std::string name;
-    std::int64_t ranks;
+    std::int64_t rank, ranks;
 };
 template <>
 struct Translated<Group> : WithoutTensors {

@@ -1,10 +1,13 @@
-// Keys and values of latent attention: RmsNorm of one part, rotation of the other, and both into their caches.
+// Keys and values of latent attention: RmsNorm of one part, rotation of the other, and both into their caches; and all
+// that comes before the attention.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/where.h>
 
 #include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/quantization.h"
 #include "host_npu_formulas/rotary.h"
 
 namespace host_npu {
@@ -35,6 +38,10 @@ void write_cache(const Tensor& rows, const IntegerTensor& index, const std::stri
     }
 }
 
+Tensor rms_normalized(const Tensor& x, const Tensor& gamma, double epsilon) {
+    return x * at::rsqrt(x.square().mean(-1, true) + epsilon) * gamma;
+}
+
 void kv_norm_v2(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const Tensor& sin, const IntegerTensor& index,
                 const Out& key_cache, const Out& value_cache, Without<"k_rope_scale">, Without<"c_kv_scale">,
                 Without<"k_rope_offset">, Without<"c_kv_offset">, Without<"v">, double epsilon, const std::string& mode,
@@ -46,7 +53,7 @@ void kv_norm_v2(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const 
     require_shapes({{"cos", cos.sizes(), "...cos"}, {"sin", sin.sizes(), "...cos"}});
     const auto size = gamma.size(0);
     const auto parts = kv.split_with_sizes({size, kv.size(-1) - size}, -1);
-    const auto value = parts[0] * at::rsqrt(parts[0].square().mean(-1, true) + epsilon) * gamma;
+    const auto value = rms_normalized(parts[0], gamma, epsilon);
     const auto key = rotated_sorted(parts[1], cos, sin);
     write_cache(key, index, mode, key_cache);
     write_cache(value, index, mode, value_cache);
@@ -64,6 +71,163 @@ void kv_norm(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const Ten
                key_out, value_out);
 }
 const Formula<"aclnnKvRmsNormRopeCache", kv_norm> kv_norm_and_rope;
+
+// What MlaProlog takes besides the tensors of every token: absent scales are those of bfloat16.
+struct Prolog {
+    const AnyTensor &tokens, &down_query, &up_query;
+    const Tensor& up_key;
+    const AnyTensor& down_key;
+    const Tensor &gamma_of_query, &gamma_of_key, &sin, &cos;
+    const OptionalTensor &token_scale, &down_query_scale, &up_query_scale, &down_key_scale, &cache_scale, &smooth;
+    double epsilon_of_query, epsilon_of_key, query_factor, key_factor;
+    const std::string& mode;
+
+    bool is_quantized() const { return tokens.scalar_type() == at::kChar; }
+};
+
+// What each dtype goes with, and the sizes that CANN takes.
+void require_prolog(const Prolog& in, const Out& cache) {
+    const auto hidden = in.tokens.size(-1), rank = in.down_query.size(1);
+    const auto heads = in.up_key.size(0), size = in.up_key.size(1);
+    TORCH_CHECK((hidden % 1024 == 0 && hidden > 0 && hidden <= 8192) || hidden == 7680, "tokenX has rows of ", hidden,
+                "; CANN takes the multiples of 1024 up to 8192, and 7680");
+    TORCH_CHECK(rank == 1536 || rank == 2048, "weightDq has ", rank, " columns; CANN takes 1536 or 2048");
+    TORCH_CHECK(size == 128 || size == 192, "weightUk has heads of ", size, "; CANN takes 128 or 192");
+    TORCH_CHECK(heads <= 128 && (heads & (heads - 1)) == 0 && in.up_query.size(1) == heads * (size + in.cos.size(-1)),
+                "weightUqQr has ", in.up_query.size(1), " columns for ", heads,
+                " heads; CANN takes powers of 2 up to 128, and a head and its rotated part for each");
+    TORCH_CHECK(in.mode == "PA_BSND" || in.mode == "PA_NZ",
+                "the host NPU has the cache modes PA_BSND and PA_NZ only, not ", in.mode);
+    for (const auto* weight : {&in.down_query, &in.up_query, &in.down_key}) {
+        TORCH_CHECK(weight->scalar_type() == in.tokens.scalar_type(),
+                    "the host NPU takes tokenX and all its weights in int8, or none of them");
+    }
+    const bool has_scales = in.token_scale && in.down_query_scale && in.up_query_scale && in.down_key_scale;
+    TORCH_CHECK(in.is_quantized() == has_scales,
+                "dequantScaleX and those of the weights must be given where tokenX has "
+                "dtype int8, and only there");
+    const bool quantizes = cache.dtype() == at::kChar;
+    TORCH_CHECK(quantizes == in.cache_scale.has_value() && (in.is_quantized() || !quantizes),
+                "quantScaleCkv must be given where kvCache has dtype int8, as tokenX, and only there");
+}
+
+// x @ weight, of integers without a rounding, in the dtype that the next product takes.
+Tensor projected(const Tensor& x, const AnyTensor& weight, const OptionalTensor& scale,
+                 const OptionalTensor& row_scale) {
+    if (!scale) return at::matmul(x, widened(weight));
+    return at::matmul(x.to(at::kDouble), weight.to(at::kDouble)).to(at::kFloat) * row_scale->reshape({-1, 1}) * *scale;
+}
+
+Tensor as_bfloat16(const Tensor& x) { return widened(x.to(at::kBFloat16)); }
+
+// Rows go to their slots of a cache [blocks, places, 1, size], in which a block may have columns of 32 bytes.
+void write_blocks(const Tensor& rows, const IntegerTensor& index, const std::string& mode, const Out& cache) {
+    const auto& memory = cache.in_place();
+    const auto width = mode == "PA_NZ" ? 32 / static_cast<std::int64_t>(memory.element_size()) : rows.size(1);
+    const auto columns = memory.view({memory.size(0), -1, memory.size(1), width}).transpose(1, 2);
+    write_cache(rows.reshape({1, rows.size(0), -1, width}).transpose(1, 2), index, "PA", Out(columns));
+}
+
+void prolog(const Prolog& in, const IntegerTensor& index, const Out& query, const Out& query_rope,
+            const OptionalOut& query_scale, const Out& key_cache, const Out& rope_cache) {
+    require_prolog(in, key_cache);
+    const auto tokens = widened(in.tokens).flatten(0, -2);
+    const auto cos = in.cos.reshape({tokens.size(0), -1}), sin = in.sin.reshape({tokens.size(0), -1});
+    auto latent = projected(tokens, in.down_query, in.down_query_scale, in.token_scale);
+    if (!in.is_quantized()) latent = as_bfloat16(latent);
+    latent = rms_normalized(latent, in.gamma_of_query, in.epsilon_of_query) * in.query_factor;
+    Tensor heads;
+    if (in.is_quantized()) {
+        const auto [whole, scale] = quantized_rows(in.smooth ? latent * *in.smooth : latent);
+        heads = projected(whole, in.up_query, in.up_query_scale, scale);
+    } else {
+        heads = as_bfloat16(projected(as_bfloat16(latent), in.up_query, std::nullopt, std::nullopt));
+    }
+    const auto size = in.up_key.size(1), rope = cos.size(1);
+    const auto parts = heads.view({tokens.size(0), in.up_key.size(0), -1}).split_with_sizes({size, rope}, -1);
+    auto found = as_bfloat16(at::matmul(as_bfloat16(parts[0]).transpose(0, 1), in.up_key).transpose(0, 1));
+    auto turned = rotated_sorted(parts[1], cos.unsqueeze(1), sin.unsqueeze(1));
+    if (in.cache_scale) {
+        TORCH_CHECK(query_scale && query.dtype() == at::kChar,
+                    "query must have dtype int8, and dequantScaleQNope be given, "
+                    "where kvCache has dtype int8");
+        const auto [whole, scale] = quantized_rows(found);
+        found = whole;
+        turned = as_bfloat16(turned) * in.cache_scale->flatten()[0] / scale.unsqueeze(-1);
+        *query_scale = scale.reshape(query_scale->sizes());
+    }
+    query = found.reshape(query.sizes());
+    query_rope = turned.reshape(query_rope.sizes());
+    const auto keys = projected(tokens, in.down_key, in.down_key_scale, in.token_scale);
+    const auto rank = in.gamma_of_key.size(0);
+    auto key = rms_normalized(keys.slice(1, 0, rank), in.gamma_of_key, in.epsilon_of_key) * in.key_factor;
+    if (in.cache_scale) key = saturated(key * *in.cache_scale, at::kChar);
+    write_blocks(key, index, in.mode, key_cache);
+    write_blocks(rotated_sorted(keys.slice(1, rank), cos, sin), index, in.mode, rope_cache);
+}
+
+using NoRopeScale = Without<"quantScaleCkr">;
+
+void prolog_v3(const AnyTensor& tokens, const AnyTensor& down_query, const AnyTensor& up_query, const Tensor& up_key,
+               const AnyTensor& down_key, const Tensor& gamma_of_query, const Tensor& gamma_of_key, const Tensor& sin,
+               const Tensor& cos, const Out& key_cache, const Out& rope_cache, const IntegerTensor& index,
+               const OptionalTensor& token_scale, const OptionalTensor& down_query_scale,
+               const OptionalTensor& up_query_scale, const OptionalTensor& down_key_scale,
+               const OptionalTensor& cache_scale, NoRopeScale, const OptionalTensor& smooth, Without<"actualSeqLen">,
+               Without<"kNopeClipAlpha">, double epsilon_of_query, double epsilon_of_key, const std::string& mode,
+               std::int64_t weights, std::int64_t caches, std::int64_t queries, std::int64_t joined,
+               std::int64_t joined_scales, std::int64_t, double query_factor, double key_factor, const Out& query,
+               const Out& query_rope, const OptionalOut& query_scale, const OptionalOut& latent, const OptionalOut&) {
+    const Prolog in{tokens,         down_query,  up_query, up_key,           down_key,         gamma_of_query,
+                    gamma_of_key,   sin,         cos,      token_scale,      down_query_scale, up_query_scale,
+                    down_key_scale, cache_scale, smooth,   epsilon_of_query, epsilon_of_key,   query_factor,
+                    key_factor,     mode};
+    const bool quantizes = cache_scale.has_value();
+    TORCH_CHECK(weights == (in.is_quantized() ? 2 : 0) && caches == quantizes && queries == quantizes && joined == 0 &&
+                    joined_scales == 0,
+                "the host NPU has weightQuantMode 0, or 2 for int8, kvCacheQuantMode and queryQuantMode 0, or 1 with "
+                "quantScaleCkv, and the other modes 0 only");
+    TORCH_CHECK(!latent || c10::multiply_integers(latent->sizes()) == 0, "the host NPU has no queryNormOut");
+    prolog(in, index, query, query_rope, query_scale, key_cache, rope_cache);
+}
+
+void prolog_v2(const AnyTensor& tokens, const AnyTensor& down_query, const AnyTensor& up_query, const Tensor& up_key,
+               const AnyTensor& down_key, const Tensor& gamma_of_query, const Tensor& gamma_of_key, const Tensor& sin,
+               const Tensor& cos, const IntegerTensor& index, const Out& key_cache, const Out& rope_cache,
+               const OptionalTensor& token_scale, const OptionalTensor& down_query_scale,
+               const OptionalTensor& up_query_scale, const OptionalTensor& down_key_scale,
+               const OptionalTensor& cache_scale, NoRopeScale, const OptionalTensor& smooth, double epsilon_of_query,
+               double epsilon_of_key, const std::string& mode, const Out& query, const Out& query_rope,
+               const OptionalOut& query_scale) {
+    const bool quantizes = cache_scale.has_value();
+    prolog_v3(tokens, down_query, up_query, up_key, down_key, gamma_of_query, gamma_of_key, sin, cos, key_cache,
+              rope_cache, index, token_scale, down_query_scale, up_query_scale, down_key_scale, cache_scale, {}, smooth,
+              {}, {}, epsilon_of_query, epsilon_of_key, mode, tokens.scalar_type() == at::kChar ? 2 : 0, quantizes,
+              quantizes, 0, 0, 128, 1, 1, query, query_rope, query_scale, {}, {});
+}
+
+const Dtypes kBrain{ACL_BF16}, kBrainOrInt8{ACL_BF16, ACL_INT8};
+const TensorRule kTokens{"tokenX", kBrainOrInt8, "T E | B S E"}, kDownQuery{"weightDq", kBrainOrInt8, "E Q"};
+const TensorRule kUpQuery{"weightUqQr", kBrainOrInt8, "Q *"}, kUpKey{"weightUk", kBrain, "N D 512"};
+const TensorRule kDownKey{"weightDkvKr", kBrainOrInt8, "E 576"}, kGammaOfQuery{"rmsnormGammaCq", kBrain, "Q"};
+const TensorRule kGammaOfKey{"rmsnormGammaCkv", kBrain, "512"}, kSin{"ropeSin", kBrain, "T 64 | B S 64"};
+const TensorRule kCos{"ropeCos", kBrain, "T 64 | B S 64"}, kIndex{"cacheIndex", {ACL_INT64}, "T | B S"};
+const TensorRule kKeyCache{"kvCacheRef", kBrainOrInt8, "P L%16<=1024 1 512"},
+    kRopeCache{"krCacheRef", kBrain, "P L 1 64"};
+const TensorRule kTokenScale{"dequantScaleX", kFloat, "* | * 1"}, kDownQueryScale{"dequantScaleWDq", kFloat, "1 Q"};
+const TensorRule kUpQueryScale{"dequantScaleWUqQr", kFloat, "1 *"},
+    kDownKeyScale{"dequantScaleWDkvKr", kFloat, "1 576"};
+const TensorRule kCacheScale{"quantScaleCkv", kFloat, "1 | 1 512"}, kSmooth{"smoothScalesCq", kFloat, "1 Q"};
+const TensorRule kQuery{"queryOut", kBrainOrInt8, "T N 512 | B S N 512"}, kQueryScale{"dequantScaleQNope", kFloat};
+const TensorRule kQueryRope{"queryRopeOut", kBrain, "T N 64 | B S N 64"};
+const Formula<"aclnnMlaPrologV2WeightNz", prolog_v2> mla_prolog_v2{
+    kTokens,       kDownQuery,    kUpQuery,    kUpKey,    kDownKey,   kGammaOfQuery, kGammaOfKey,
+    kSin,          kCos,          kIndex,      kKeyCache, kRopeCache, kTokenScale,   kDownQueryScale,
+    kUpQueryScale, kDownKeyScale, kCacheScale, kSmooth,   kQuery,     kQueryRope,    kQueryScale};
+const Formula<"aclnnMlaPrologV3WeightNz", prolog_v3> mla_prolog_v3{
+    kTokens,     kDownQuery, kUpQuery,   kUpKey,     kDownKey,    kGammaOfQuery,    kGammaOfKey,          kSin,
+    kCos,        kKeyCache,  kRopeCache, kIndex,     kTokenScale, kDownQueryScale,  kUpQueryScale,        kDownKeyScale,
+    kCacheScale, kSmooth,    kQuery,     kQueryRope, kQueryScale, {"queryNormOut"}, {"dequantScaleQNorm"}};
 
 }  // namespace
 }  // namespace host_npu

@@ -125,7 +125,7 @@ void dynamic_block_quant_v2(const Tensor& x, double least, const std::string& ro
     scale = of_block;
 }
 const TensorRules kBlocks{
-    {"x", kFloats, "M N | B M N"}, {"yOut", {ACL_INT8}, "M N | B M N"}, {"scaleOut", kFloat, "M * | B M *"}};
+    {"x", kFloats, "M N | B M N"}, {"yOut", {ACL_INT8}, "M N | B M N"}, {"scaleOut", kFloat, "* * | B * *"}};
 const Formula<"aclnnDynamicBlockQuantV2", dynamic_block_quant_v2> blocks_to_int8_v2{kBlocks};
 
 void dynamic_block_quant(const Tensor& x, double least, const std::string& rounding, std::int64_t type,

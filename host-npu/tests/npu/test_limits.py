@@ -13,8 +13,9 @@ def _int8(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.int8, device="npu")
 
 
-def _lightning_indexer() -> None:
-    torch_npu.npu_lightning_indexer(_half(1, 4, 64, 128), _half(1, 8, 1, 128), _half(1, 4, 64), sparse_count=2048)
+def _quant_lightning_indexer() -> None:
+    scales = _half(1, 4, 64), _half(1, 8, 1)
+    torch_npu.npu_quant_lightning_indexer(_int8(1, 4, 64, 128), _int8(1, 8, 1, 128), _half(1, 4, 64), *scales, 0, 0)
 
 
 def _confusion_transpose() -> None:
@@ -25,7 +26,7 @@ def _confusion_transpose() -> None:
 REFUSED = [
     ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
     ("npu_confusion_transpose", _confusion_transpose, "does not simulate the graph operator"),
-    ("npu_lightning_indexer", _lightning_indexer, "does not simulate aclnnLightningIndexer"),
+    ("npu_quant_lightning_indexer", _quant_lightning_indexer, "does not simulate aclnnQuantLightningIndexer"),
     (
         "npu_mm_all_reduce_base",
         lambda: torch_npu.npu_mm_all_reduce_base(_int8(4, 8), _int8(8, 4), "group", dequant_scale=_half(4)),

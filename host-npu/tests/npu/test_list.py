@@ -44,7 +44,7 @@ def test_the_operator_of_the_name_comes_first():
     ("name", "first"),
     [
         ("aclnnAcos", "aclnnAcos: refused"),
-        ("npu_lightning_indexer", "aclnnLightningIndexer: refused"),
+        ("npu_quant_lightning_indexer", "aclnnQuantLightningIndexer: refused"),
         ("torch_npu.npu_silu", "npu_silu: refused, a graph operator (aclop)"),
     ],
 )

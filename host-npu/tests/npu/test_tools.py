@@ -125,7 +125,7 @@ def test_inductor_names_the_backends_that_run():
         ),
         ("polar", "PyTorch's own operators run on the host NPU all the same: aten.polar"),
         ("npu_dynamic_quant", "torch_npu selects the version by chip and arguments; a refused one raises"),
-        ("npu_lightning_indexer", "aclnn"),
+        ("npu_quant_lightning_indexer", "aclnn"),
         ("npu_swiglu", "aclnn"),
     ],
 )

@@ -1,0 +1,182 @@
+"""Experts divided among two ranks, for test_distributed_experts.py."""
+
+import torch
+import torch.distributed as dist
+from host_npu import testing
+from torch import Tensor
+
+RANKS, EXPERTS, CHOICES = 2, 4, 3
+ON_EACH = EXPERTS // RANKS
+
+
+def name_of_group() -> str:
+    """Return the name of the communicator of all ranks."""
+    return dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank())
+
+
+class Batch:
+    """The tokens of a rank, which every rank knows, and the experts that they go to."""
+
+    def __init__(self, rank: int, tokens: int, size: int, dtype: torch.dtype, inactive: str = "") -> None:
+        generator = torch.Generator().manual_seed(rank)
+        self.tokens = torch.randn(tokens, size, generator=generator).to(dtype)
+        self.ids = torch.rand(tokens, EXPERTS, generator=generator).argsort(1)[:, :CHOICES].int()
+        self.weights = torch.rand(tokens, CHOICES, generator=generator)
+        self.shared = torch.randn(tokens, size, generator=generator).to(dtype)
+        self.active = torch.ones(tokens, CHOICES, dtype=torch.bool)
+        if inactive == "tokens":
+            self.active[tokens - 2 :] = False
+        elif inactive == "copies":
+            self.active = torch.rand(tokens, CHOICES, generator=generator) < 0.6
+            self.active[0] = False
+        self.mask = {"": None, "tokens": self.active[:, 0], "copies": self.active}[inactive]
+
+    def combined(self, shared: bool) -> Tensor:
+        """Return what comes back if each expert multiplies with its number plus 1, in float64; nan if nothing does."""
+        factors = (self.ids + 1) * self.weights.double() * self.active
+        result = factors.sum(1, True) * self.tokens.double() + self.shared.double() * shared
+        return result.masked_fill(~self.active.any(1, True), torch.nan)
+
+
+def received(batches: list[Batch], expert: int) -> tuple[Tensor, Tensor]:
+    """Return the rows that an expert gets and their weights, in the order of the ranks and their tokens."""
+    found = [((batch.ids == expert) & batch.active).nonzero(as_tuple=True) for batch in batches]
+    rows = [batch.tokens[token] for batch, (token, _) in zip(batches, found, strict=True)]
+    return torch.cat(rows), torch.cat([batch.weights[at] for batch, at in zip(batches, found, strict=True)])
+
+
+def _npu(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.npu()
+
+
+def _options() -> tuple[str, int, int, int]:
+    return name_of_group(), RANKS, dist.get_rank(), EXPERTS
+
+
+def through_the_experts(
+    version: str,
+    *,
+    dtype: torch.dtype = torch.float16,
+    size: int = 64,
+    tokens: tuple[int, int] = (6, 6),
+    inactive: str = "",
+    cumulative: bool = False,
+    quantized: str = "",
+    shared: bool = False,
+    weights_go_along: bool = False,
+) -> float:
+    """Return the largest error of what comes back, where 1 is what roundings explain, after checks of what goes out."""
+    rank = dist.get_rank()
+    batches = [Batch(each, tokens[each], size, dtype, inactive) for each in range(RANKS)]
+    own, all_tokens = batches[rank], max(tokens) * RANKS if tokens[0] != tokens[1] else 0
+    smooth = torch.rand(EXPERTS, size, generator=torch.Generator().manual_seed(9)) + 0.5
+    rows, scales, numbers, counts, ends, _, weights = getattr(torch.ops.npu, f"npu_moe_distribute_dispatch{version}")(
+        own.tokens.npu(),
+        own.ids.npu(),
+        *_options(),
+        scales=smooth.npu() if quantized == "smooth" else None,
+        x_active_mask=_npu(own.mask),
+        expert_scales=own.weights.npu() if weights_go_along else None,
+        shared_expert_num=0,
+        quant_mode=2 if quantized else 0,
+        global_bs=all_tokens,
+        expert_token_nums_type=0 if cumulative else 1,
+    )
+    experts = range(rank * ON_EACH, (rank + 1) * ON_EACH)
+    expected = [received(batches, expert) for expert in experts]
+    found = counts.cpu()
+    sizes = torch.tensor([len(each) for each, _ in expected])
+    assert torch.equal(found, sizes.cumsum(0) if cumulative else sizes)
+    total = int(sizes.sum())
+    if quantized:
+        wide = [
+            rows.double() * (smooth[e] if quantized == "smooth" else 1)
+            for e, (rows, _) in zip(experts, expected, strict=True)
+        ]
+        scale = torch.cat(wide).abs().amax(1) / 127
+        torch.testing.assert_close(scales[:total].cpu().double(), scale, rtol=1e-6, atol=0)
+        assert (rows[:total].cpu() - torch.cat(wide) / scale[:, None]).abs().max() < 0.501
+        return 0.0
+    assert torch.equal(rows[:total].cpu(), torch.cat([each for each, _ in expected]))
+    if weights_go_along:
+        assert torch.equal(weights[:total].cpu(), torch.cat([each for _, each in expected]))
+    factors = torch.arange(rank * ON_EACH + 1, (rank + 1) * ON_EACH + 1).repeat_interleave(sizes)
+    rows[:total] *= factors[:, None].npu()
+    options = {"shared_expert_x": own.shared.npu()} if shared else {}
+    result = getattr(torch.ops.npu, f"npu_moe_distribute_combine{version}")(
+        rows, own.ids.npu(), numbers, ends, own.weights.npu(), *_options(),
+        x_active_mask=_npu(own.mask), shared_expert_num=0, global_bs=all_tokens, **options,
+    )  # fmt: skip
+    wanted, kept = own.combined(shared), own.active.any(1)
+    assert result.dtype == dtype and result.shape == wanted.shape
+    # Each row has been rounded twice: by the experts, and at the end.
+    bound = torch.finfo(dtype).eps * (8 * own.tokens.double().abs() + wanted.abs())[kept] + 1e-6
+    return ((result.cpu().double() - wanted)[kept].abs() / bound).max().item()
+
+
+CASES = {
+    "v1": ("", {}),
+    "v1 of bfloat16": ("", {"dtype": torch.bfloat16}),
+    "v1 with sums of tokens": ("", {"cumulative": True}),
+    "v1 in int8": ("", {"quantized": "plain"}),
+    "v2": ("_v2", {}),
+    "v2 of bfloat16, with other batches": ("_v2", {"dtype": torch.bfloat16, "tokens": (3, 7)}),
+    "v2 with inactive tokens": ("_v2", {"inactive": "tokens"}),
+    "v2 with the weights": ("_v2", {"weights_go_along": True}),
+    "v2 in int8, smooth": ("_v2", {"quantized": "smooth"}),
+}
+ON_A3 = {
+    "v2": ("_v2", {"size": 1024}),
+    "v2 with inactive copies": ("_v2", {"size": 1024, "inactive": "copies"}),
+    "v2 with a shared expert": ("_v2", {"size": 1024, "shared": True, "dtype": torch.bfloat16}),
+}
+
+
+def errors(device: str, cases: dict = CASES) -> dict[str, object]:
+    """Return the error of each case, or what it raised."""
+    return testing.results_of(
+        (name, lambda of=of, options=options: through_the_experts(of, **options))
+        for name, (of, options) in cases.items()
+    )
+
+
+def _dispatch(size: int = 64, experts: int = EXPERTS, ranks: int = RANKS, rank: int | None = None, **options) -> None:
+    batch = Batch(0, 6, size, torch.float16)
+    ids = options.pop("ids", batch.ids)
+    mask = options.pop("mask", None)
+    rank = dist.get_rank() if rank is None else rank
+    torch.ops.npu.npu_moe_distribute_dispatch_v2(
+        batch.tokens.npu(), ids.npu(), name_of_group(), ranks, rank, experts,
+        x_active_mask=_npu(mask), **{"shared_expert_num": 0} | options,
+    )  # fmt: skip
+    torch.npu.synchronize()
+
+
+REFUSED = {
+    "world size": lambda: _dispatch(ranks=4),
+    "rank": lambda: _dispatch(rank=1 - dist.get_rank()),
+    "experts": lambda: _dispatch(experts=5),
+    "quantization": lambda: _dispatch(quant_mode=1),
+    "ranks of shared experts": lambda: _dispatch(shared_expert_num=1, shared_expert_rank_num=1),
+    "algorithm": lambda: _dispatch(comm_alg="hierarchy"),
+    "size": lambda: _dispatch(size=48),
+    "batch": lambda: _dispatch(global_bs=8),
+    "mask of copies": lambda: _dispatch(mask=torch.ones(6, CHOICES, dtype=torch.bool)),
+    "experts that copy": lambda: _dispatch(copy_expert_num=1),
+}
+
+
+def refusals(device: str) -> dict[str, object]:
+    """Return what each refused call raises; after each, the ranks communicate."""
+    dist.barrier()
+    return testing.results_of(REFUSED.items())
+
+
+def out_of_range(device: str) -> None:
+    """Send tokens to an expert that there is not."""
+    _dispatch(ids=torch.full((6, CHOICES), EXPERTS, dtype=torch.int32))
+
+
+def behind_an_inactive_one(device: str) -> None:
+    """Have an active token behind one that is not."""
+    _dispatch(mask=torch.tensor([True, False, True, True, True, True]))

@@ -1,0 +1,86 @@
+"""Experts divided among two simulated NPUs: what goes to them and what comes back, in float64, and refusals."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from host_npu import testing
+
+from tests import _distributed_experts as programs
+
+
+@cache
+def _errors():
+    return testing.run(programs.errors, programs.RANKS, device="npu")
+
+
+@pytest.mark.parametrize("case", programs.CASES)
+def test_tokens_go_to_their_experts_and_come_back(case):
+    for errors in _errors():
+        assert isinstance(errors[case], float), errors[case]
+        assert errors[case] <= 1
+
+
+_ON_A3 = f"""
+import json
+from host_npu import testing
+from {programs.__name__} import ON_A3, RANKS, errors
+print(json.dumps(testing.run(errors, RANKS, ON_A3, device="npu")))
+"""
+
+
+@cache
+def _errors_on_a3():
+    command = [sys.executable, "-m", "host_npu", "--soc", "Ascend910_93", "-c", _ON_A3]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("case", programs.ON_A3)
+def test_tokens_come_back_on_the_ascend910_93(case):
+    for errors in _errors_on_a3():
+        assert isinstance(errors[case], float), errors[case]
+        assert errors[case] <= 1
+
+
+REFUSED = {
+    "world size": 'epWorldSize is 4, and the communicator "group_name_0" has 2 ranks',
+    "rank": 'on the rank {rank} of the communicator "group_name_0"',
+    "experts": "moeExpertNum is 5; CANN takes the multiples of epWorldSize, 2, up to 1024",
+    "quantization": "the host NPU has the quantMode 0 and 2 only, not 1",
+    "ranks of shared experts": "the host NPU has no ranks of shared experts, sharedExpertRankNum is 1",
+    "algorithm": 'the host NPU has the algorithm "fullmesh" only, commAlg is "hierarchy"',
+    "size": "a token has 48 elements; CANN takes the multiples of 32 up to 10240 on this chip",
+    "batch": "expertIds has 6 tokens, and globalBs is 8, of 2 ranks",
+    "mask of copies": "xActiveMask has shape [6, 3]; CANN takes one dimension on this chip",
+    "experts that copy": "the host NPU has no experts that copy or are constant",
+}
+
+
+@cache
+def _refusals():
+    return testing.run(programs.refusals, programs.RANKS, device="npu")
+
+
+@pytest.mark.parametrize("case", programs.REFUSED)
+def test_what_is_not_possible_is_refused_by_a_sentence_and_the_ranks_go_on(case):
+    for rank, refusals in enumerate(_refusals()):
+        assert REFUSED[case].format(rank=rank) in refusals[case]
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (programs.out_of_range, "expertIds has the index 4"),
+        (programs.behind_an_inactive_one, "xActiveMask has a token that is active behind one that is not"),
+    ],
+)
+def test_values_that_are_not_possible_end_all_ranks_with_the_reason(program, sentence):
+    outcomes = testing.outcomes(program, programs.RANKS, device="npu", timeout=60, grace=60)
+    assert [outcome.exit_status for outcome in outcomes] == [1, 1]
+    # A rank may be told first that the other one has failed.
+    assert any(sentence in f"{outcome.error}\n{outcome.output}" for outcome in outcomes)
