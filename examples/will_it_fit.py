@@ -1,7 +1,17 @@
 """Will a model fit on NPUs? An estimate of the memory of a device in training, with and without this package.
 
 Run ``python examples/will_it_fit.py --model llama-3-8b --devices 32 --memory 60`` from a checkout. It only calculates,
-and needs neither torch nor an NPU. docs/scale.md explains the terms and the assumptions.
+and needs neither torch nor an NPU. The peak is the states and activations plus the largest of a layer's backward pass
+and the head's, or the states and the step's buffers. The terms of a layer do not all reach their maximum at the same
+time, so the estimate can be 25% too high. Assumptions:
+
+- Layers are those of transformers' Llama, in 16 bits, with ``npu_fusion_attention``, so that attention scores are never
+  stored. With activation checkpointing, each layer saves its input only.
+- FSDP2: ``fully_shard`` of the embedding, each layer and the head; weights, gradients and optimizer states in float32.
+- Tensor parallelism as in Megatron without sequence parallelism: norms and the residual are not split.
+- Without this package, the loss is ``cross_entropy(linear(input, weight).float(), target)``, the optimizer
+  ``torch.optim.AdamW`` with ``foreach``, and the EMA is updated by ``lerp``.
+- Not included: CANN's runtime, HCCL's buffers and fragmentation. ``--memory`` is in GiB (2**30 bytes).
 
 Shapes of models are from their ``config.json`` on https://huggingface.co. The workspace is the tiling of CANN's
 aclnnFusedLinearCrossEntropyLossGrad on an Ascend 910B, which has 24 cube cores.

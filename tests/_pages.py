@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-OTHER_PAGES = [ROOT / "examples/README.md", ROOT / "host-npu/README.md", *ROOT.glob("host-npu/docs/*.md")]
+OTHER_PAGES = [ROOT / "host-npu/README.md", *ROOT.glob("host-npu/docs/*.md")]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *OTHER_PAGES])
 
 _FENCE = re.compile(

@@ -26,7 +26,6 @@ KINDS = {
     "seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "masked": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 }
-TITLES = {kind: f"AutoModelFor{name}" for kind, name in zip(KINDS, ("CausalLM", "Seq2SeqLM", "MaskedLM"), strict=True)}
 CASES = [(kind, model_type) for kind, names in KINDS.items() for model_type in names]
 BATCH, TOKENS = 2, 32
 LOGITS = BATCH * TOKENS * CLASSES
@@ -113,7 +112,7 @@ def cases_of(*reasons: str) -> list[tuple[str, str]]:
 
 
 def page() -> str:
-    """Return the tables in Markdown: the exceptions, and the types of every kind."""
+    """Return what the page says: how many types there are, and a table of the exceptions."""
     exceptions = [
         {"model type": f"`{model_type}`", "class": f"`{KINDS[kind][model_type]}`", "its loss": reason}
         for (kind, model_type), reason in WITH_LOGITS.items()
@@ -125,11 +124,6 @@ def page() -> str:
         "The others:",
         format_table(exceptions),
     ]
-    parts.append('<details markdown="1">\n<summary>All types</summary>')
-    for kind, names in KINDS.items():
-        types = ", ".join(f"`{model_type}`" for model_type in names if (kind, model_type) not in WITH_LOGITS)
-        parts.append(f"**{TITLES[kind]}**: {types}.")
-    parts.append("</details>")
     return "\n\n".join(parts)
 
 

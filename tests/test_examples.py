@@ -240,7 +240,7 @@ def test_the_digits_beat_their_baselines():
 
 
 def _ladder() -> list[str]:
-    table = re.findall(r"^\|.*\| `([^`]+)` \|", (ROOT / "examples/README.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\|.*\| `([^`]+)` \|", (ROOT / "docs/quick_start.md").read_text(), re.MULTILINE)
     return [re.search(r"examples/(\S+\.py)", command)[1] for command in table]
 
 
@@ -318,7 +318,7 @@ def test_a_custom_operator_without_the_host_npu_raises(capsys):
 
 
 def test_the_peak_of_a_model_is_that_of_a_manual_calculation_and_of_the_page(monkeypatch, capsys):
-    page = (ROOT / "docs/scale.md").read_text()
+    page = (ROOT / "docs/performance.md").read_text()
     command = re.search(r"^python examples/will_it_fit.py (.*)$", page, re.MULTILINE)[1]
     assert command == "--model llama-3-8b --devices 32 --no-checkpointing --memory 60"
     monkeypatch.syspath_prepend(ROOT / "examples")

@@ -53,7 +53,7 @@ def patch(
         A :class:`Patch`, which is not yet on; its ``replaced`` lists the names that it replaces.
 
     Raises:
-        TypeError: An argument is not a bool, ``adamw`` is neither a bool nor a mapping, or a name in it is not one of a
+        TypeError: An argument is not a bool, ``adamw`` is neither a bool nor a mapping, or it has a key that is no
             keyword-only argument of FusedEmaAdam.
         ValueError: An option in ``adamw`` is out of range.
 

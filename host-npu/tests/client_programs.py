@@ -2,7 +2,7 @@
 
 The programs in ``tests/clients`` train a tiny model by each library and print their losses, which have to be those of
 the CPU. A test of a library's own has to succeed. ``make clients`` installs the libraries into an environment of their
-own and writes docs/programs.md.
+own and writes tests/client_programs.md.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 import host_npu
 
 _FOLDER = Path(__file__).parent / "clients"
-_PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
+_PAGE = Path(__file__).with_suffix(".md")
 _SECONDS = 900
 _RANKS = "-m torch.distributed.run --standalone --nproc_per_node 2"
 
@@ -164,7 +164,7 @@ def main() -> int:
     """Run the clients that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of names of clients or libraries (default: all)")
-    parser.add_argument("--write", action="store_true", help="write docs/programs.md")
+    parser.add_argument("--write", action="store_true", help="write tests/client_programs.md")
     parser.add_argument("--jobs", type=int, default=2, help="how many run at a time (default: 2)")
     arguments = parser.parse_args()
     wanted = [

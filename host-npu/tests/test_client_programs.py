@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.client_programs import CLIENTS, Client, difference, page, run
 
-_PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
+_PAGE = Path(__file__).with_name("client_programs.md")
 
 
 @pytest.mark.parametrize(

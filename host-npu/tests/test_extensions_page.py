@@ -1,4 +1,4 @@
-"""The extension of docs/extensions.md, compiled and run by its commands."""
+"""The C++ extension of docs/testing.md, compiled and run by its commands."""
 
 import os
 import re
@@ -12,7 +12,8 @@ from host_npu import _libraries
 
 from tests._pages import PROJECT, blocks
 
-PAGE = PROJECT / "docs/extensions.md"
+PAGE = PROJECT / "docs/testing.md"
+TITLE = ' title="C++ extension"'
 
 # SiLU of 1 times 2, of the first and the second half.
 _LINKED = """
@@ -79,11 +80,11 @@ def test_a_program_without_python_links_the_formulas(tmp_path):
 @pytest.mark.exhaustive  # torch/extension.h takes a minute
 def test_the_extension_of_the_page_compiles_and_runs(tmp_path):
     for language, comment in (("cpp", "//"), ("python", "#")):
-        for _, code in blocks(PAGE, language):
+        for code in [code for title, code in blocks(PAGE, language) if title == TITLE]:
             name = re.match(rf"{comment} (\S+)\n", code)[1]
             tmp_path.joinpath(name).write_text(code)
     environment = os.environ | {"PYTHONPATH": f"{PROJECT}{os.pathsep}{tmp_path}", "MAX_JOBS": "1"}
-    [(_, commands)] = blocks(PAGE, "sh")
+    [commands] = [code for title, code in blocks(PAGE, "sh") if title == TITLE]
     for command in commands.splitlines():
         python, *arguments = command.split()
         assert python == "python"

@@ -1,4 +1,4 @@
-"""The files and commands of docs/testing.md, run as they stand there."""
+"""The tests of docs/testing.md and their commands, run as they stand there."""
 
 import os
 import re
@@ -10,8 +10,8 @@ import pytest
 from tests._pages import PROJECT, blocks
 
 PAGE = PROJECT / "docs/testing.md"
-FILES = {re.match(r"# (\S+)\n", code)[1]: code for _, code in blocks(PAGE, "python")}
-COMMANDS = [line for _, code in blocks(PAGE, "sh") for line in code.splitlines()]
+FILES = {re.match(r"# (\S+)\n", code)[1]: code for title, code in blocks(PAGE, "python") if not title}
+COMMANDS = [line for title, code in blocks(PAGE, "sh") if not title for line in code.splitlines()]
 # Readers copy this line of another page, which names a folder of their own.
 IN_CI = re.search(r"^- run: (python .* pytest) tests$", (PROJECT / "README.md").read_text(), re.MULTILINE)[1]
 
