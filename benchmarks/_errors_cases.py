@@ -137,14 +137,20 @@ _EMBEDDINGS = [
 ]
 
 
+# Arguments that are no tensors: a reduction is "none", a scale is 1.
+_NUMBERS = {"int": 0, "float": 1.0, "bool": False}
+
+
 def _of_normal_numbers(name: str) -> Case:
     """Compare a raw operator with PyTorch's operator of the same arguments, element by element."""
-    names = [argument.name for argument in getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments]
+    arguments = getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments
     native = getattr(torch.ops.aten, name).default
     return Case(
         name,
         "normal, 4,096 elements",
-        lambda d: tuple(0 if each == "reduction" else d.normal(d.size(4096)) for each in names),
+        lambda d: tuple(
+            d.normal(d.size(4096)) if str(one.type) == "Tensor" else _NUMBERS[str(one.type)] for one in arguments
+        ),
         _by_operator(name, "gradient"),
         lambda *args: {"gradient": native(*args)},
     )

@@ -35,8 +35,9 @@ def cases() -> dict[str, dict[str, Call]]:
     loss = {**table, "grad_output": torch.ones(()).npu(), "target": two, "weight": None, "reduction": 1}
     calls = {}
     for name in OPERATORS:
-        names = [argument.name for argument in getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments]
-        arguments = [(loss if "reduction" in names else table)[each] for each in names]
+        schema = getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments
+        values = loss if "reduction" in [argument.name for argument in schema] else table
+        arguments = [values.get(argument.name, 1.0) for argument in schema]
         calls[name] = {by: partial(getattr(it, name), *arguments) for by, it in _namespaces().items()}
     return calls
 

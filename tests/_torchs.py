@@ -5,6 +5,7 @@ Older versions of ``mse_loss`` fail in the backward pass where the dtypes differ
 """
 
 import functools
+import inspect
 import math
 from types import SimpleNamespace
 
@@ -112,6 +113,15 @@ def _torch_differentiates_mixed_dtypes():
     except RuntimeError:
         return False
     return True
+
+
+def signature(function):
+    """Return the signature of a function; that of a builtin is the first line of its description."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        arguments = function.__doc__.strip().splitlines()[0].partition("(")[2].rpartition(")")[0]
+        return inspect.signature(eval(f"lambda {arguments}: None"))
 
 
 functional = SimpleNamespace(**vars(torch.nn.functional))

@@ -1,5 +1,6 @@
 """disabled: drop-ins, modules and patched functions are torch's own, for the whole process and for a while."""
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -19,8 +20,16 @@ from tests.test_nn import MODULES
 
 INPUT = torch.rand(4, 3, requires_grad=True)
 CLASSES = torch.tensor([0, 1, 2, 1])
-ARGUMENTS = {"embedding": (CLASSES, INPUT), "linear_cross_entropy": (INPUT, INPUT, CLASSES)}
 NAMES = [name for name in DROP_INS if hasattr(F, name)]
+_NAMED = {"linear_weight": INPUT, "weight": INPUT, "target": torch.rand(4, 3)}
+_OF = {"embedding": {"input": CLASSES}, "linear_cross_entropy": {"target": CLASSES}}
+
+
+def _arguments(name):
+    """The arguments of a drop-in that have no default."""
+    given = {"input": INPUT, **_NAMED, **_OF.get(name, {})}
+    parameters = inspect.signature(DROP_INS[name]).parameters.values()
+    return [given[parameter.name] for parameter in parameters if parameter.default is parameter.empty]
 
 
 def _node(result):
@@ -29,7 +38,7 @@ def _node(result):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drop_in_calls_torchs_function(name):
-    arguments = ARGUMENTS.get(name, (INPUT, torch.rand(4, 3)))
+    arguments = _arguments(name)
     expected = getattr(F, name)(*arguments)
     with disabled():
         result = getattr(functional, name)(*arguments)
@@ -202,7 +211,7 @@ def test_compiled_code_follows_the_switch():
 
 
 COMPILED = {
-    **{name: (getattr(functional, name), ARGUMENTS.get(name, (INPUT, torch.rand(4, 3)))) for name in DROP_INS},
+    **{name: (getattr(functional, name), _arguments(name)) for name in DROP_INS},
     "shifted labels": (partial(functional.linear_cross_entropy, shift=True), (HIDDEN, HEAD, LABELS)),
     "probabilities of a batch": (functional.linear_cross_entropy, (HIDDEN, HEAD, torch.rand(2, 3, 5).bfloat16())),
     "softcap": (partial(functional.linear_cross_entropy, softcap=2.0), (INPUT, INPUT, CLASSES)),

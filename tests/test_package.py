@@ -202,9 +202,7 @@ def test_the_page_of_versions_has_every_tested_pair():
 
 @pytest.mark.parametrize("name", [name for name in functional.__all__ if hasattr(torchs.functional, name)])
 def test_a_drop_in_has_torchs_arguments_and_defaults(name):
-    import inspect
-
-    mine, theirs = (inspect.signature(getattr(module, name)).parameters for module in (functional, torchs.functional))
+    mine, theirs = (torchs.signature(getattr(module, name)).parameters for module in (functional, torchs.functional))
     assert [(p.name, p.kind, p.default) for p in mine.values()][: len(theirs)] == [
         (p.name, p.kind, p.default) for p in theirs.values()
     ]

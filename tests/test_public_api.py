@@ -1,6 +1,6 @@
-"""Public names and their signatures, as tests/public_api.txt states them.
+"""Public names and their signatures, as tests/public_api.txt states them: a line is a promise to users.
 
-The file is changed by hand, together with the changelog: a line is a promise to users.
+``python -m tests.test_public_api`` writes the file; what it changes belongs into the changelog.
 """
 
 import importlib
@@ -11,7 +11,8 @@ from torch_aclnn_ops import ops
 
 import pytest
 
-STATED = Path(__file__).with_name("public_api.txt").read_text().splitlines()
+FILE = Path(__file__).with_name("public_api.txt")
+STATED = FILE.read_text().splitlines()
 MODULES = [line.removeprefix("# ") for line in STATED if line.startswith("# ")]
 
 
@@ -41,3 +42,7 @@ def test_a_public_module_has_the_stated_names_and_signatures(module):
     after = STATED[STATED.index(f"# {module}") + 1 :]
     end = next((place for place, line in enumerate(after) if line.startswith("# ")), len(after))
     assert _lines(module) == [line for line in after[:end] if line]
+
+
+if __name__ == "__main__":
+    FILE.write_text("\n\n".join("\n".join([f"# {module}", *_lines(module)]) for module in MODULES) + "\n")

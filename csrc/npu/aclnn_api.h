@@ -11,6 +11,7 @@
 #include <tuple>
 
 struct aclTensor;
+struct aclScalar;
 struct aclOpExecutor;
 
 namespace torch_aclnn_ops::aclnn {
@@ -27,6 +28,8 @@ using CreateTensor = aclTensor*(const int64_t* view_sizes, uint64_t view_rank, a
                                 const int64_t* strides, int64_t offset, aclFormat format, const int64_t* storage_sizes,
                                 uint64_t storage_rank, void* storage);
 using DestroyTensor = Status(const aclTensor*);
+using CreateScalar = aclScalar*(void* value, aclDataType dtype);
+using DestroyScalar = Status(const aclScalar*);
 using DestroyExecutor = Status(aclOpExecutor*);
 
 }  // namespace torch_aclnn_ops::aclnn
@@ -35,6 +38,7 @@ namespace torch_aclnn_ops {
 
 using In = const aclTensor*;
 using Out = aclTensor*;
+using Scalar = const aclScalar*;
 
 // What an operator derives from: the C types that phase one of CANN's function takes. Beside them it has the function's
 // name as cann, and the names of the parameters, so that launch() can check the C++ types of a call when it is

@@ -19,6 +19,8 @@ using namespace torch_aclnn_ops;
 #include <aclnn/acl_meta.h>
 static_assert(std::is_same_v<decltype(aclCreateTensor), aclnn::CreateTensor>);
 static_assert(std::is_same_v<decltype(aclDestroyTensor), aclnn::DestroyTensor>);
+static_assert(std::is_same_v<decltype(aclCreateScalar), aclnn::CreateScalar>);
+static_assert(std::is_same_v<decltype(aclDestroyScalar), aclnn::DestroyScalar>);
 static_assert(std::is_same_v<decltype(aclDestroyAclOpExecutor), aclnn::DestroyExecutor>);
 #endif
 """

@@ -68,6 +68,7 @@ aclnn::Status PhaseTwoCall::run() noexcept {
 
 void PhaseTwoCall::release() noexcept {
     tensors_.clear();
+    scalars_.clear();
     if (executor_ != nullptr) {
         base_api().destroy_executor(std::exchange(executor_, nullptr));
     }

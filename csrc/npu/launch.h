@@ -35,7 +35,7 @@ class PhaseTwoCall {
     PhaseTwoCall(const PhaseTwoCall&) = delete;
     PhaseTwoCall& operator=(const PhaseTwoCall&) = delete;
 
-    // Runs phase two, which consumes the executor, and destroys the aclTensors.
+    // Runs phase two, which consumes the executor, and destroys the aclTensors and aclScalars.
     aclnn::Status run() noexcept;
 
     // Whether run() has returned, in any thread.
@@ -57,6 +57,7 @@ class PhaseTwoCall {
     uint64_t workspace_size_ = 0;
     aclOpExecutor* executor_ = nullptr;
     c10::SmallVector<AclTensor, 12> tensors_;
+    c10::SmallVector<AclScalar, 2> scalars_;
     std::atomic<bool> has_run_ = false;
     aclnn::Status status_ = aclnn::kSuccess;
     std::string message_;
@@ -91,6 +92,8 @@ class Launch {
             return argument.has_value() ? keep(parameter, *argument) : nullptr;
         } else if constexpr (std::is_same_v<Argument, InPlace>) {
             return keep_in_place(parameter, argument.tensor);
+        } else if constexpr (std::is_same_v<Parameter, Scalar>) {
+            return call_->scalars_.emplace_back(make_acl_scalar(argument)).get();
         } else {
             static_assert(std::is_same_v<Parameter, Argument>, "CANN's function has another parameter type here");
             return argument;
@@ -169,7 +172,7 @@ Launch prepare_indexed(std::index_sequence<index...>, const Arguments&... argume
 }
 
 // Runs phase one with its arguments: tensors, optional tensors, nullptr, InPlace, and numbers of exactly the parameter
-// types of the C function.
+// types of the C function, or any numbers for a Scalar.
 template <class Operator, class... Arguments>
 Launch prepare(const Arguments&... arguments) {
     static_assert(sizeof...(Arguments) == std::tuple_size_v<typename Operator::Parameters>);

@@ -184,6 +184,8 @@ const BaseApi& base_api() {
     static const BaseApi api{
         find_base_function<aclnn::CreateTensor>("aclCreateTensor"),
         find_base_function<aclnn::DestroyTensor>("aclDestroyTensor"),
+        find_base_function<aclnn::CreateScalar>("aclCreateScalar"),
+        find_base_function<aclnn::DestroyScalar>("aclDestroyScalar"),
         find_base_function<aclnn::DestroyExecutor>("aclDestroyAclOpExecutor"),
         reinterpret_cast<void (*)()>(find_symbol("UnInitPTACacheThreadLocal")),
     };

@@ -19,6 +19,8 @@ std::string why_missing(const char* operator_name);
 struct BaseApi {
     aclnn::CreateTensor* create_tensor;
     aclnn::DestroyTensor* destroy_tensor;
+    aclnn::CreateScalar* create_scalar;
+    aclnn::DestroyScalar* destroy_scalar;
     aclnn::DestroyExecutor* destroy_executor;
     void (*forget_pta_cache)();  // null where CANN does not have it
 };

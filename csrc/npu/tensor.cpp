@@ -54,6 +54,12 @@ aclFormat format_of_rank(int64_t rank) {
     }
 }
 
+AclScalar make_acl_scalar_of(void* value, aclDataType dtype) {
+    AclScalar handle(base_api().create_scalar(value, dtype));
+    TORCH_CHECK(handle != nullptr, "torch_aclnn_ops: aclCreateScalar made no scalar");
+    return handle;
+}
+
 }  // namespace
 
 void check_device(const at::Tensor& tensor, c10::Device device, const char* operator_name, const char* parameter) {
@@ -86,6 +92,10 @@ AclTensor make_acl_tensor(const at::Tensor& tensor) {
     TORCH_CHECK(handle != nullptr, "torch_aclnn_ops: aclCreateTensor made no tensor of ", describe(tensor));
     return handle;
 }
+
+AclScalar make_acl_scalar(double value) { return make_acl_scalar_of(&value, ACL_DOUBLE); }
+AclScalar make_acl_scalar(int64_t value) { return make_acl_scalar_of(&value, ACL_INT64); }
+AclScalar make_acl_scalar(bool value) { return make_acl_scalar_of(&value, ACL_BOOL); }
 
 at::Tensor make_output(at::IntArrayRef sizes, const at::TensorOptions& options) {
     return at_npu::native::OpPreparation::apply_tensor_without_format(sizes, options);

@@ -1,4 +1,4 @@
-// From at::Tensor to aclTensor.
+// From at::Tensor to aclTensor, and from numbers to aclScalar.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +15,11 @@ struct DestroyAclTensor {
 };
 using AclTensor = std::unique_ptr<aclTensor, DestroyAclTensor>;
 
+struct DestroyAclScalar {
+    void operator()(const aclScalar* scalar) const noexcept { base_api().destroy_scalar(scalar); }
+};
+using AclScalar = std::unique_ptr<aclScalar, DestroyAclScalar>;
+
 // A tensor that the operator writes to in place, which must not be converted to another format.
 struct InPlace {
     const at::Tensor& tensor;
@@ -30,6 +35,11 @@ at::Tensor to_base_format(const at::Tensor& tensor);
 
 // Creates an aclTensor from storage, offset, sizes and strides. Views are not copied.
 AclTensor make_acl_tensor(const at::Tensor& tensor);
+
+// Creates an aclScalar, of the number's own type.
+AclScalar make_acl_scalar(double value);
+AclScalar make_acl_scalar(int64_t value);
+AclScalar make_acl_scalar(bool value);
 
 // Allocates an output: contiguous, in a base format, on the current device. Faster than at::empty, which calls the same
 // function through the dispatcher.

@@ -7,6 +7,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import why_disabled
 from torch_aclnn_ops._torch_compat.public import Buffer
@@ -85,7 +86,8 @@ def add_arguments(error: Exception, function: Callable[..., Tensor], *args: Any,
     """Append the arguments of the call to an error of PyTorch, which may name neither the function nor the argument."""
     message = error.args[0] if len(error.args) == 1 else None
     if isinstance(message, str) and not message.startswith(f"{function.__name__}: "):
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        # The drop-in has the arguments of torch's function, which may be a builtin without a signature.
+        given = inspect.signature(DROP_INS.get(function.__name__, function)).bind(*args, **kwargs).arguments
         devices = {value.device for value in given.values() if isinstance(value, Tensor)}
         described = [
             f"{name}={_describe_argument(value, len(devices) > 1)}"

@@ -1,5 +1,8 @@
 #include "opapi/elements.h"
 
+#include "nnopbase/containers.h"
+#include "nnopbase/status.h"
+
 namespace host_npu {
 
 // From the innermost dimension outwards: expanded dimensions have stride 0, and those without a gap are merged.
@@ -51,6 +54,11 @@ void round_to(aclDataType dtype, float* values, std::int64_t count) {
             for (std::int64_t index = 0; index < count; ++index) values[index] = widen(convert<Rounded>(values[index]));
         }
     });
+}
+
+float number(const char* name, const aclScalar* scalar) {
+    require(scalar != nullptr, kNullPointer, name, " is null");
+    return visit(scalar->dtype, [&]<class Given>(Given) { return convert<float>(load<Given>(scalar->value.data())); });
 }
 
 }  // namespace host_npu

@@ -123,6 +123,9 @@ void write_all(const HostTensor& tensor, const std::vector<Value>& values) {
 
 void fill(const HostTensor& tensor, float value);
 
+// The number that a scalar is, in single precision; refuses a null pointer in the name of the argument.
+float number(const char* name, const aclScalar* scalar);
+
 // Rounds to a kernel's data type, where a kernel has another one than the tensor that its result is cast to.
 void round_to(aclDataType dtype, float* values, std::int64_t count);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -83,6 +84,16 @@ class Tensor {
 };
 
 Tensor floats(Shape shape, std::vector<double> values = {0});
+
+// An aclScalar of a double.
+class Scalar {
+  public:
+    Scalar(double value) : handle_(aclCreateScalar(&value, ACL_DOUBLE), aclDestroyScalar) {}
+    operator const aclScalar*() const { return handle_.get(); }
+
+  private:
+    std::shared_ptr<const aclScalar> handle_;
+};
 
 struct Stream {
     Stream();
