@@ -403,6 +403,17 @@ def test_a_head_in_evaluation_mode_is_told_of():
         model(**batch())
 
 
+class Packed(Tensor):
+    """Stands for the weights of torchao."""
+
+
+def test_a_quantized_weight_is_told_of_by_name():
+    model = make()
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().as_subclass(Packed))
+    with pytest.warns(UserWarning, match="saves no memory: the weight of its head is a Packed, not a plain tensor"):
+        patch_model(model)(**batch())
+
+
 def test_labels_that_are_given_by_position_are_told_of_too(recwarn):
     model = patch_model(make())
     model.lm_head.register_forward_hook(lambda linear, inputs, output: output.sigmoid())
@@ -444,6 +455,13 @@ def _replace_forward(model):
     model.lm_head.forward = model.lm_head.forward
 
 
+class Linear4bit(nn.Linear):
+    """Stands for the layers of bitsandbytes."""
+
+    def forward(self, input):
+        return input @ self.weight.T
+
+
 REFUSALS = {
     "no model": (
         lambda: nn.Linear(2, 2),
@@ -457,6 +475,11 @@ REFUSALS = {
         lambda: _of(lambda model: model.set_output_embeddings(nn.Identity())),
         TypeError,
         "head must be a torch.nn.Linear.*is a torch.nn.modules.linear.Identity",
+    ),
+    "a quantized head": (
+        lambda: _of(lambda model: model.set_output_embeddings(Linear4bit(16, CLASSES))),
+        TypeError,
+        r"head must be a torch.nn.Linear.*is a .*\.Linear4bit",
     ),
     "a replaced forward": (
         lambda: _of(_replace_forward),

@@ -165,6 +165,46 @@ def test_a_model_with_adapters_of_transformers_is_patched():
     assert_same(_outputs(adapted(patched)), _outputs(adapted(lambda model: model)))
 
 
+class Packed(torch.Tensor):
+    """Stands for the weights of quantization libraries, which are subclasses."""
+
+
+def _quantize(model):
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().as_subclass(Packed))
+
+
+UNREAD = {
+    "adapters": (
+        lambda model: model.add_adapter(peft.LoraConfig(target_modules=["lm_head"])),
+        r'has adapters \(Linear\), .*; leave "lm_head" out of target_modules',
+    ),
+    "quantized": (_quantize, r"is quantized \(Packed\), .*; leave the head out of the quantization"),
+}
+
+
+@pytest.mark.parametrize("is_before_the_patch", [True, False])
+@pytest.mark.parametrize(("change", "sentence"), UNREAD.values(), ids=UNREAD)
+def test_a_head_that_is_more_than_its_weight_raises(change, sentence, is_before_the_patch):
+    model = fused(make())
+    if not is_before_the_patch:
+        patched(model)
+    change(model)
+    with pytest.raises(TypeError, match=f"^patch_trainer: the head of this LlamaForCausalLM {sentence}"):
+        if is_before_the_patch:
+            patched(model)
+        else:
+            model(**batch(), fused_lm_head=True)
+
+
+def test_a_head_that_is_saved_with_the_adapters_is_trained_as_by_trl():
+    def adapted(change):
+        torch.manual_seed(0)
+        options = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"], "init_lora_weights": False}
+        return change(peft.get_peft_model(fused(make()), peft.LoraConfig(**options)))
+
+    assert_same(_outputs(adapted(patched)), _outputs(adapted(lambda model: model)))
+
+
 def test_a_softcap_of_zero_raises_with_the_cure():
     model = make()
     model.config.final_logit_softcapping = 0.0

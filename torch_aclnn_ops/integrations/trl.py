@@ -14,7 +14,9 @@ from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional.linear_cross_entropy.types import OutputName
+from torch_aclnn_ops.integrations._head_layers import is_plain
 from torch_aclnn_ops.integrations._materializations import record_of
+from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +96,8 @@ def patch_trainer(
     Raises:
         RuntimeError: This version of TRL computes its head in another way; or the head's weights are sharded when the
             loss is computed, as with FSDP1 and ZeRO-3.
-        TypeError: The trainer's model has no fused head, or ``chunk_size`` or ``max_memory`` has the wrong type.
+        TypeError: The trainer's model has no fused head, or its head has adapters or a quantized weight, which TRL's
+            fused head does not see; or ``chunk_size`` or ``max_memory`` has the wrong type.
         ValueError: ``chunk_size`` or ``max_memory`` is less than 1, or both are given.
 
     Example:
@@ -108,6 +111,8 @@ def patch_trainer(
     _check_version()
     _check_sharding(trainer)
     setattr(_trl, _NAME, _Head)
+    for model in models:
+        _check_head(model)
     for model in models:
         if not _is_wrapped_by(model, globals()):
             _wrap(model)
@@ -186,6 +191,22 @@ def _check_sharding(trainer: Any) -> None:
         )
 
 
+def _check_head(model: Any) -> None:
+    """Raise if the head is more than its weight and bias, which are all that the fused head reads."""
+    head = model.get_output_embeddings()
+    weight = head.weight
+    if hasattr(head, "base_layer"):
+        found, cure = f"has adapters ({type(head).__name__})", 'leave "lm_head" out of target_modules'
+    elif not (is_plain(weight) or is_dtensor(weight)):
+        found, cure = f"is quantized ({type(weight).__name__})", "leave the head out of the quantization"
+    else:
+        return
+    raise TypeError(
+        f"patch_trainer: the head of this {type(model).__name__} {found}, and TRL's fused head reads only its weight as"
+        f" it is stored; {cure}, or train without the fused head"
+    )
+
+
 def _wrap(model: nn.Module) -> None:
     inner = vars(model)["forward"]
     # Of a copied model this function gets the copy.
@@ -200,6 +221,7 @@ def _wrap(model: nn.Module) -> None:
         if not kwargs.get("fused_lm_head"):
             _warn_of_logits(self, patch)
             return call(*args, **kwargs)
+        _check_head(self)
         shifted = kwargs.get("shift_labels")
         before = _call.options, _call.labels
         _call.options = patch.options
