@@ -162,7 +162,7 @@ class Attempt:
         """Say what is wrong after this exception, or nothing."""
         contents = self._trainee.contents()
         if not self._is_step:
-            return "" if all(map(are_equal, contents, self._before)) else "weights or averages differ"
+            return self._lost_by_swap(contents)
         if error is None:
             return "" if all(map(are_equal, contents, self._after)) else "a step without an exception is wrong"
         is_told = "may be partly updated; load a checkpoint" in "".join(getattr(error, "__notes__", ()))
@@ -171,6 +171,15 @@ class Attempt:
         ):
             return "parameters changed, but the exception does not say so"
         return self._lost_by_checkpoint()
+
+    def _lost_by_swap(self, contents: list[Contents]) -> str:
+        """Compare with what was before, and swap again."""
+        if not all(map(are_equal, contents, self._before)):
+            return "weights or averages differ"
+        optimizer, params = self._trainee.optimizer, self._trainee.params
+        with optimizer.swap_ema_params():
+            are_shown = [torch.equal(param, optimizer.state[param]["ema_params"].to(param.dtype)) for param in params]
+        return "" if all(are_shown) else "another swap does not show the averages"
 
     def _lost_by_checkpoint(self) -> str:
         """Load the checkpoint that an exception asks for, and repeat the step."""
