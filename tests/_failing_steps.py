@@ -177,8 +177,13 @@ class Attempt:
         if not all(map(are_equal, contents, self._before)):
             return "weights or averages differ"
         optimizer, params = self._trainee.optimizer, self._trainee.params
+        pairs = zip(params, self._weights, strict=True)
+        # Before the first step the weights serve as averages.
+        averages = [optimizer.state.get(param, {}).get("ema_params", weight) for param, weight in pairs]
         with optimizer.swap_ema_params():
-            are_shown = [torch.equal(param, optimizer.state[param]["ema_params"].to(param.dtype)) for param in params]
+            are_shown = [
+                torch.equal(param, average.to(param.dtype)) for param, average in zip(params, averages, strict=True)
+            ]
         return "" if all(are_shown) else "another swap does not show the averages"
 
     def _lost_by_checkpoint(self) -> str:
