@@ -17,14 +17,13 @@ _POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
 AT_LEAST_1: _Rule = (Integral, "an int", *_COUNT)
 FINITE: _Rule = (_REAL, "a number", "finite", lambda number: -math.inf < number < math.inf)
 POSITIVE: _Rule = (_REAL, "a number", *_POSITIVE)
+OPTIONAL_POSITIVE: _Rule = (_REAL, "None or a number", *_POSITIVE)
 NON_NEGATIVE: _Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
 _FRACTION: _Rule = (_REAL, "a number", "at least 0 and at most 1", lambda number: 0 <= number <= 1)
 _RULES: dict[str, _Rule] = {
     "chunk_size": (Integral, '"auto" or an int', *_COUNT),
     "max_memory": (Integral, "None or an int", *_COUNT),
-    "softcap": (_REAL, "None or a number", *_POSITIVE),
     "temperature": POSITIVE,
-    "lse_square_scale": NON_NEGATIVE,
 }
 
 

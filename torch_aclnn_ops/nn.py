@@ -13,6 +13,7 @@ from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, OutputName
 from torch_aclnn_ops.functional.linear_kl_div.divergences import Divergence
+from torch_aclnn_ops.ops.linear_cross_entropy.call import check_numbers
 
 import torch
 from torch import Tensor
@@ -155,9 +156,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         name = "LinearCrossEntropyLoss"
         check_options(name, reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
-        check_number(name, "lse_square_scale", lse_square_scale)
-        if softcap is not None:
-            check_number(name, "softcap", softcap)
+        check_numbers(name, softcap=softcap, lse_square_scale=lse_square_scale)
         own = {option: given.pop(option) for option in LinearCrossEntropyLoss.__annotations__}
         super().__init__(**given)
         vars(self).update(own)

@@ -28,9 +28,9 @@ from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.shift import checked_shift, shift_results, shift_targets
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import are_plain, is_left_to_torch
-from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
+from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, OutputName
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Options
 
 import torch
 from torch import Tensor

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops._checks import check_bool, describe
-from torch_aclnn_ops._head_options import check_memory, check_number
+from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._torch_compat import public
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
@@ -22,7 +22,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
     has_loss_dtype,
     tensors_of,
 )
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
+from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call, check_numbers
 
 import torch
 from torch import Tensor
@@ -32,14 +32,7 @@ REDUCTIONS = ("none", "mean", "sum")
 _TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight")
 _OPTIONAL = ("linear_bias", "weight")
 # What torch's function lacks, by the values with which it computes the same.
-_OWN: dict[str, Any] = {
-    "softcap": None,
-    "lse_square_scale": 0.0,
-    "temperature": 1.0,
-    "token_weight": None,
-    "zero_if_all_ignored": False,
-    "outputs": frozenset(),
-}
+_OWN = {name: Call._field_defaults[name] for name in (*NUMBERS, "token_weight", "zero_if_all_ignored", "outputs")}
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _NO_OUTPUTS: frozenset[str] = frozenset()
@@ -164,18 +157,10 @@ def check_own_options(call: Call, options: "LinearCrossEntropyOptions | None") -
     if chunk_size != "auto" or call.max_memory is not None or options is not None:
         default = None if options is None else options.batch_chunk_size
         rows, max_memory = check_memory(_NAME, chunk_size, call.max_memory, default)
-    softcap = None if call.softcap is None else check_number(_NAME, "softcap", call.softcap)
-    temperature = check_number(_NAME, "temperature", call.temperature)
-    square_scale = check_number(_NAME, "lse_square_scale", call.lse_square_scale)
+    numbers = check_numbers(_NAME, **{name: getattr(call, name) for name in NUMBERS})
     check_bool(_NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
-    return call._replace(
-        softcap=softcap,
-        temperature=temperature,
-        lse_square_scale=square_scale,
-        outputs=_checked_outputs(call.outputs),
-        chunk_size=rows,
-        max_memory=max_memory,
-    )
+    outputs = _checked_outputs(call.outputs)
+    return call._replace(**numbers, outputs=outputs, chunk_size=rows, max_memory=max_memory)
 
 
 def _check_torch_options(options: object) -> None:

@@ -1,40 +1,13 @@
-"""What type checkers know of ``linear_cross_entropy``: its options, and that requested outputs are not ``None``."""
+"""What type checkers know of the results of ``linear_cross_entropy``: requested outputs are not ``None``."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
-from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 
 from torch import Tensor
-from torch.nn import Module
 
 OutputName = Literal["log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens", "logsumexp"]
 Name = TypeVar("Name", bound=OutputName)
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments but ``outputs``, which decides about the type of the result."""
-
-    linear_bias: Tensor | None
-    weight: Tensor | None
-    reduction: Reduction
-    ignore_index: int | None
-    label_smoothing: float
-    options: "LinearCrossEntropyOptions | None"
-    softcap: float | None
-    lse_square_scale: float
-    temperature: float
-    shift: bool | int
-    token_weight: Tensor | None
-    zero_if_all_ignored: bool
-    chunk_size: int | Literal["auto"]
-    max_memory: int | None
-    process_group: Any
-    vocab_sizes: Sequence[int] | None
-    reduce_input_grad: bool
-    fsdp_module: Module | None
 
 
 if TYPE_CHECKING:

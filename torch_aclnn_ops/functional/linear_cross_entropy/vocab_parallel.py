@@ -17,7 +17,7 @@ from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, 
 from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
+from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 # Options that must be the same on all ranks.
-_AGREED = ("softcap", "temperature", "reduction", "label_smoothing", "lse_square_scale", "zero_if_all_ignored")
+_AGREED = (*NUMBERS, "reduction", "label_smoothing", "zero_if_all_ignored")
 _LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 represents all integers up to it
 
 

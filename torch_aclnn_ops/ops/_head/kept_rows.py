@@ -44,6 +44,11 @@ class KeptRows:
         return self._kept is not None
 
     @property
+    def have_labels(self) -> bool:
+        """Whether it is known that the remaining rows have targets of 0 or more, unless those are in other shards."""
+        return self._ignored is None
+
+    @property
     def number(self) -> int:
         """The number of rows that are not dropped."""
         return self._rows if self._kept is None else self._kept.shape[0]

@@ -1,10 +1,13 @@
 """The carrier of the arguments of one call of ``linear_cross_entropy``, from the function to the kernels."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 from torch_aclnn_ops._autograd.derivatives import scatter
+from torch_aclnn_ops._head_options import NON_NEGATIVE, OPTIONAL_POSITIVE, POSITIVE, check_number
 from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
+from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops._head.products import has_bfloat16_units
 from torch_aclnn_ops.ops._head.tiling import Sizes, Tiling
@@ -12,6 +15,30 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments but ``outputs``, which decides about the type of the result."""
+
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: Reduction
+    ignore_index: int | None
+    label_smoothing: float
+    options: "LinearCrossEntropyOptions | None"
+    softcap: float | None
+    lse_square_scale: float
+    temperature: float
+    shift: bool | int
+    token_weight: Tensor | None
+    zero_if_all_ignored: bool
+    chunk_size: int | Literal["auto"]
+    max_memory: int | None
+    process_group: Any
+    vocab_sizes: Sequence[int] | None
+    reduce_input_grad: bool
+    fsdp_module: Module | None
 
 
 class Kernels(NamedTuple):
@@ -41,9 +68,9 @@ class Call(NamedTuple):
     reduction: str = "mean"
     ignore_index: int | None = None
     label_smoothing: float = 0.0
-    softcap: float | None = None
-    lse_square_scale: float = 0.0
-    temperature: float = 1.0
+    softcap: Annotated[float | None, OPTIONAL_POSITIVE] = None
+    lse_square_scale: Annotated[float, NON_NEGATIVE] = 0.0
+    temperature: Annotated[float, POSITIVE] = 1.0
     zero_if_all_ignored: bool = False
     outputs: frozenset[str] = frozenset()
     chunk_size: int | None = None
@@ -97,3 +124,20 @@ class Call(NamedTuple):
         floats = [accumulation_dtype(self.input.dtype)] * (3 + self.weighted + self.entropy)
         dtypes = [*floats, *[torch.int64] * self.predicted_tokens]
         return [self.input.new_empty(self.input.shape[0], dtype=dtype) for dtype in dtypes]
+
+
+# The rules of the numbers that PyTorch's function lacks.
+_RULES = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Call, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+NUMBERS = tuple(_RULES)
+
+
+def check_numbers(function: str, **given: Any) -> dict[str, Any]:
+    """Check the types and ranges of numbers that PyTorch's function lacks, and return them as Python's numbers."""
+    for name, value in given.items():
+        if value is not None or Call._field_defaults[name] is not None:
+            given[name] = check_number(function, name, value, _RULES[name])
+    return given

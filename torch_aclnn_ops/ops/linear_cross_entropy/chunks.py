@@ -20,6 +20,7 @@ def statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Resu
     """
     kept = KeptRows(None if call.target.is_floating_point() else call.target, call.input.shape[0])
     tiling = call.tile_rows(rows=kept.number, with_gradients=factors is not None)
+    have_classes = kept.have_labels and not call.is_shard
     # The softcap is applied before the temperature.
     scale = 1.0 if call.softcap is not None else 1 / call.temperature
     head = Head(call.linear_weight, call.linear_bias, scale, tiling)
@@ -32,7 +33,7 @@ def statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Resu
 
     def reduce_block(logits: Tensor, rows: slice) -> Results:
         of_rows = None if factors is None else Coefficients._make(kept.select(one, rows) for one in factors)
-        found = reduce_rows(call, logits, kept.select(call.target, rows), of_rows)
+        found = reduce_rows(call, logits, kept.select(call.target, rows), of_rows, have_classes)
         return tuple(one for one in found if one is not None)
 
     needed = None if factors is None else call.gradients

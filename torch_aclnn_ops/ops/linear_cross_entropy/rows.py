@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 
-def reduce_rows(call: Call, logits: Tensor, target: Tensor, factors: Coefficients | None) -> Statistics:
+def reduce_rows(
+    call: Call, logits: Tensor, target: Tensor, factors: Coefficients | None, have_classes: bool
+) -> Statistics:
     """Reduce logits; with factors, overwrite them with the gradient of the loss by ``input @ weight.T + bias``.
 
     Args:
@@ -22,6 +24,7 @@ def reduce_rows(call: Call, logits: Tensor, target: Tensor, factors: Coefficient
         logits: Logits of some rows, divided by the temperature unless there is a softcap, shape (n, V).
         target: The targets of these rows.
         factors: The coefficients of the rows' statistics in the loss.
+        have_classes: Whether it is known that all class indices are 0 or more.
     """
     class_weight = call.weight
     slope = None
@@ -42,7 +45,7 @@ def reduce_rows(call: Call, logits: Tensor, target: Tensor, factors: Coefficient
         logits.sub_(shift.unsqueeze(1))
         shift = torch.zeros_like(shift)
         weighted = logits.sum(1) if class_weight is None else logits @ class_weight
-    predicted = _predicted(logits, target, class_weight, shift)
+    predicted = _predicted(logits, target, class_weight, shift, have_classes)
     if is_masked is not None:
         # Any finite distribution will do: a masked shard gets a weight of 0.
         logits.masked_fill_(is_masked.unsqueeze(1), 0)
@@ -58,15 +61,19 @@ def reduce_rows(call: Call, logits: Tensor, target: Tensor, factors: Coefficient
     if factors is not None:
         if call.temperature != 1:
             factors = Coefficients._make(None if one is None else one / call.temperature for one in factors)
-        _write_gradient(call, probabilities, target, found, factors, logits)
+        _write_gradient(call, probabilities, target, found, factors, have_classes, logits)
         if slope is not None:
             logits.mul_(slope)
     return found
 
 
-def _predicted(logits: Tensor, target: Tensor, class_weight: Tensor | None, shift: Tensor) -> Tensor:
+def _predicted(
+    logits: Tensor, target: Tensor, class_weight: Tensor | None, shift: Tensor, have_classes: bool
+) -> Tensor:
     if target.is_floating_point():
         return (_distribution(target, class_weight) * (logits - shift.unsqueeze(1))).sum(1)
+    if have_classes:
+        return logits.gather(1, target.unsqueeze(1)).squeeze(1) - shift
     at_target = logits.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
     return (at_target - shift).masked_fill_(target < 0, 0)
 
@@ -76,7 +83,13 @@ def _distribution(target: Tensor, class_weight: Tensor | None) -> Tensor:
 
 
 def _write_gradient(
-    call: Call, probabilities: Tensor, target: Tensor, found: Statistics, factors: Coefficients, out: Tensor
+    call: Call,
+    probabilities: Tensor,
+    target: Tensor,
+    found: Statistics,
+    factors: Coefficients,
+    have_classes: bool,
+    out: Tensor,
 ) -> None:
     """Write the gradient of the logits ``z``, with probabilities p and the factors f of the statistics.
 
@@ -94,6 +107,8 @@ def _write_gradient(
         torch.mul(probabilities, of_softmax.unsqueeze(1), out=out)
     if target.is_floating_point():
         out.addcmul_(_distribution(target, call.weight), factors.predicted.unsqueeze(1), value=-1)
+    elif have_classes:
+        out.scatter_add_(1, target.unsqueeze(1), factors.predicted.neg().unsqueeze(1))
     else:
         column = target.clamp(min=0).unsqueeze(1)
         out.scatter_add_(1, column, factors.predicted.neg().masked_fill(target < 0, 0).unsqueeze(1))
