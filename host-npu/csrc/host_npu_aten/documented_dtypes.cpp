@@ -51,11 +51,21 @@ struct Document {
 // PyTorch's operators, without and with out and in place, by the name of the first two.
 const std::unordered_map<std::string_view, Document>& documents() {
     static const auto& all = *new std::unordered_map<std::string_view, Document>{
-        {"aten::mm", {"aclnnMm", kFloats}},          {"aten::bmm", {"aclnnBatchMatMul", kFloats}},
-        {"aten::linear", {"aclnnMatmul", kFloats}},  {"aten::matmul", {"aclnnMatmul", kFloats}},
-        {"aten::gelu", {"aclnnGelu", kFloats}},      {"aten::native_layer_norm", {"aclnnLayerNorm", kFloats}},
-        {"aten::expm1", {"aclnnExpm1", kExponents}}, {"aten::repeat_interleave", {"aclnnRepeatInterleave", kRepeated}},
-        {"aten::index", {"aclnnIndex", kReal}},      {"aten::add", {"aclnnAdd", kNumbers}},
+        {"aten::mm", {"aclnnMm", kFloats}},
+        {"aten::bmm", {"aclnnBatchMatMul", kFloats}},
+        {"aten::linear", {"aclnnMatmul", kFloats}},
+        {"aten::matmul", {"aclnnMatmul", kFloats}},
+        {"aten::gelu", {"aclnnGelu", kFloats}},
+        {"aten::native_layer_norm", {"aclnnLayerNorm", kFloats}},
+        {"aten::expm1", {"aclnnExpm1", kExponents}},
+        {"aten::repeat_interleave", {"aclnnRepeatInterleave", kRepeated}},
+        {"aten::index", {"aclnnIndex", kReal}},
+        {"aten::add", {"aclnnAdd", kNumbers}},
+        {"aten::addmm", {"aclnnAddmm", kFloats}},
+        {"aten::baddbmm", {"aclnnBaddbmm", kFloats}},
+        {"aten::silu", {"aclnnSilu", kFloats}},
+        {"aten::native_batch_norm", {"aclnnBatchNorm", kFloats}},
+        {"aten::native_group_norm", {"aclnnGroupNorm", kFloats}},
     };
     return all;
 }

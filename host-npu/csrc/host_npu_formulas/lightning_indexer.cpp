@@ -1,9 +1,10 @@
-// The keys that a sparse attention looks at: those of each query's largest scores.
+// The keys that a sparse attention looks at: those of each query's largest scores; and the gradients of these.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <limits>
@@ -70,10 +71,18 @@ void require_sequences(const Sequences& queries, const Sequences& keys) {
     require_shapes(all);
 }
 
+// What a head adds to the scores before it is weighted.
+Tensor of_head(const Tensor& query, const Tensor& keys, std::int64_t head) {
+    return at::relu(at::matmul(query.select(1, head), keys.t()));
+}
+
 // The scores of each query and key; the last query comes with the last key, and a key behind its own has none.
 Tensor scores_of(const Tensor& query, const Tensor& key, const Tensor& weights, bool causal) {
-    const auto each = at::relu(at::matmul(query, key.select(1, 0).t())) * weights.unsqueeze(-1);
-    const auto scores = each.sum(1);
+    const auto keys = key.select(1, 0);
+    auto scores = at::zeros({query.size(0), keys.size(0)}, query.options());
+    for (std::int64_t head = 0; head < query.size(1); ++head) {
+        scores += of_head(query, keys, head) * weights.select(1, head).unsqueeze(1);
+    }
     if (!causal) return scores;
     const auto own = at::arange(query.size(0)) + (key.size(0) - query.size(0));
     return scores.masked_fill(at::arange(key.size(0)) > own.unsqueeze(1), -std::numeric_limits<float>::infinity());
@@ -121,6 +130,53 @@ const Formula<"aclnnLightningIndexer", index_keys> lightning_indexer{
     {"blockTableOptional", {ACL_INT32}, "* *"},
     {"sparseIndicesOut", {ACL_INT32}, "* 1 * | * * 1 *"},
     {"sparseValuesOut", as("query")},
+};
+
+// The gradients of one sequence, which are added to.
+void add_gradients(const Tensor& query, const Tensor& keys, const Tensor& weights, const Tensor& of_scores,
+                   const Tensor& dq, const Tensor& dk, const Tensor& dw) {
+    for (std::int64_t head = 0; head < query.size(1); ++head) {
+        const auto scores = of_head(query, keys, head);
+        const auto through = (of_scores * weights.select(1, head).unsqueeze(1)).masked_fill(scores.le(0), 0);
+        dw.select(1, head).add_((scores * of_scores).sum(1));
+        dq.select(1, head).add_(at::matmul(through, keys));
+        dk.add_(at::matmul(through.t(), query.select(1, head)));
+    }
+}
+
+void index_keys_grad(const Tensor& query, const Tensor& key, const Tensor& dy, const IntegerTensor& indices,
+                     const Tensor& weights, const OptionalIntegerTensor& queries, const OptionalIntegerTensor& keys,
+                     std::int64_t, const std::string& layout, std::int64_t mode, std::int64_t, std::int64_t, bool,
+                     const Out& dq, const Out& dk, const Out& dw) {
+    const Sequences of_queries{query, layout, queries}, of_keys{key, layout, keys};
+    require_sequences(of_queries, of_keys);
+    TORCH_CHECK(mode == 0 || mode == 3, "sparseMode is ", mode, "; CANN takes 0 or 3");
+    TORCH_CHECK(dy.numel() == indices.numel(), "dy has shape ", dy.sizes(), " for indices of shape ", indices.sizes());
+    const auto to_query = at::zeros_like(query), to_key = at::zeros_like(key), to_weights = at::zeros_like(weights);
+    for (std::int64_t batch = 0; !query.is_meta() && batch < of_queries.count(); ++batch) {
+        const auto of = [&](const Tensor& x) { return of_queries.of(x, batch); };
+        const auto own = of_keys.of(key, batch).select(1, 0), to_own = of_keys.of(to_key, batch).select(1, 0);
+        const auto numbers = of(indices).flatten(1).to(at::kLong);
+        const auto given = of(dy).flatten(1).masked_fill(numbers.lt(0), 0);
+        const auto of_scores = at::zeros({numbers.size(0), own.size(0)}, query.options());
+        of_scores.scatter_add_(1, numbers.clamp_min(0), given);
+        add_gradients(of(query), own, of(weights), of_scores, of(to_query), to_own, of(to_weights));
+    }
+    dq = to_query;
+    dk = to_key;
+    dw = to_weights;
+}
+const Formula<"aclnnLightningIndexerGrad", index_keys_grad> lightning_indexer_grad{
+    {"query", kHalves, "* * * | * * * *"},
+    {"key", as("query"), "* * * | * * * *"},
+    {"dy", as("query")},
+    {"sparseIndices", {ACL_INT32}},
+    {"weights", as("query"), "* * | * * *"},
+    {"actualSeqQLenOptional", {ACL_INT32}, "*"},
+    {"actualSeqKvLenOptional", {ACL_INT32}, "*"},
+    {"dqOut", as("query")},
+    {"dkOut", as("query")},
+    {"dweightsOut", as("query")},
 };
 
 }  // namespace

@@ -90,7 +90,7 @@ def test_after_every_operator_others_compute_the_right_thing(found):
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
-        ("npu::npu_lightning_indexer_grad", "aclnnLightningIndexerGrad"),
+        ("npu::npu_nsa_select_attention_grad", "aclnnNsaSelectedAttentionGrad"),
         ("npu::npu_grouped_matmul", "aclnnGroupedMatmul"),
         ("atb::_npu_quant_rms_norm", "ATB's RmsNorm"),
     ],

@@ -98,6 +98,38 @@ def test_sequences_one_after_the_other(in_blocks, dtype):
     assert torch.equal(found[:, 0].cpu(), wanted.int())
 
 
+def _scores(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+    return (torch.einsum("snd,td->snt", query, key[:, 0]).relu() * weights.unsqueeze(-1)).sum(1)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["BSND", "TND"])
+def test_gradients_are_those_of_the_chosen_scores(packed):
+    queries, keys = ([2, 3], [30, 17]) if packed else ([3, 3], [20, 20])
+    sequences = [
+        [torch.randn(q, _HEADS, _SIZE).half(), torch.randn(k, 1, _SIZE).half(), torch.randn(q, _HEADS).half()]
+        for q, k in zip(queries, keys, strict=True)
+    ]
+    joined = [(torch.cat if packed else torch.stack)(each) for each in zip(*sequences, strict=True)]
+    on_npu = [each.npu().requires_grad_() for each in joined]
+    options = {"layout_query": "TND", "layout_key": "TND"} if packed else {}
+    if packed:
+        options |= {"actual_seq_lengths_query": _ends(queries), "actual_seq_lengths_key": _ends(keys)}
+    found, values = torch_npu.npu_lightning_indexer(*on_npu, return_value=True, **options)
+    grad = torch.randn(values.shape).half()
+    values.backward(grad.npu())
+
+    references = [[x.double().requires_grad_() for x in sequence] for sequence in sequences]
+    numbers, grads = found.cpu().flatten(-2), grad.double().flatten(-2)
+    split = (lambda x: x.split(queries)) if packed else (lambda x: x.unbind())
+    for reference, at, dy in zip(references, split(numbers), split(grads), strict=True):
+        chosen = _scores(*reference).gather(1, at.clamp(min=0).long())
+        chosen.backward(dy.masked_fill(at < 0, 0))
+    for each, parts in zip(on_npu, zip(*references, strict=True), strict=True):
+        expected = (torch.cat if packed else torch.stack)([part.grad for part in parts])
+        limit = 2**-10 * expected.abs().max().item()
+        torch.testing.assert_close(each.grad.cpu().double(), expected, rtol=0, atol=limit)
+
+
 def _call(*, heads: int = _HEADS, size: int = _SIZE, key_heads: int = 1, **options: object) -> None:
     query, key = torch.zeros(1, 3, heads, size).half().npu(), torch.zeros(1, 9, key_heads, size).half().npu()
     torch_npu.npu_lightning_indexer(query, key, torch.zeros(1, 3, heads).half().npu(), **options)
