@@ -4,8 +4,10 @@ import math
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, is_autocast_on
 from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops.integrations import _frozen_heads
 from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, is_plain, with_weights
 
 import torch
@@ -179,11 +181,11 @@ class LogitSum:
         for vector in self.vectors:
             vector.check_version()
         first, *others = self.layers
-        divisor = first.divisor
+        divisor, given = first.divisor, options
         if self.bound is None:
-            options["temperature"] = divisor
+            options = {**given, "temperature": divisor}
         else:
-            options |= {"softcap": divisor, "temperature": divisor / self.bound}
+            options = {**given, "softcap": divisor, "temperature": divisor / self.bound}
         added = _total(tuple((one.tensor, one.divisor / divisor) for one in self.vectors))
         if not others:
 
@@ -199,16 +201,31 @@ class LogitSum:
             # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
             check_whole(first.linear, first.weight)
             return loss_of(first.input, first.weight, first.bias)
+        for layer in self.layers:
+            check_whole(layer.linear, layer.weight)
+        is_traced = torch.compiler.is_compiling() or in_functorch_transform()
+        if not is_traced and not all(layer.weight.requires_grad for layer in self.layers):
+            inputs = tuple(layer.input.reshape(-1, layer.input.shape[-1]) for layer in self.layers)
+            return _frozen_heads.cross_entropy(self._logits_of, inputs, first.weight, target, **given)
         # The sum of layers is one layer with concatenated features.
         rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:
             factor = divisor / layer.divisor
-            check_whole(layer.linear, layer.weight)
             rows.append((layer.input if factor == 1 else layer.input * factor).to(first.input.dtype))
             weights.append(layer.weight.to(first.weight.dtype))
             if layer.bias is not None:
                 biases.append((layer.bias, 1 / factor))
         return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), _total(tuple(biases)), target, options)
+
+    def _logits_of(self, *inputs: Tensor) -> Tensor:
+        """Return the logits of rows of the layers' inputs."""
+        total: Any = _total(tuple((one.tensor, one.divisor) for one in self.vectors))
+        for input, layer in zip(inputs, self.layers, strict=True):
+            part = nn.functional.linear(input, layer.weight, layer.bias)
+            part = part if layer.divisor == 1 else part / layer.divisor
+            total = part if total is None else part + total
+        logits: Tensor = total
+        return logits if self.bound is None else torch.tanh(logits) * self.bound
 
 
 def _total(vectors: tuple[tuple[Tensor, float], ...]) -> Tensor | None:
