@@ -34,7 +34,9 @@ def _loss_and_gradients(case: Case, dtype: torch.dtype, device: str, compiled=la
     return [tensor.detach().cpu() for tensor in (result, *gradients)]
 
 
+# Every case runs on a CPU; fused operators and fallbacks of every kind are below.
 @pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.every_nth_case(4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
 @pytest.mark.parametrize("case", CASES)
 def test_result_and_gradients_are_the_cpus(case, dtype):
@@ -46,7 +48,7 @@ def test_result_and_gradients_are_the_cpus(case, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
-@pytest.mark.every_nth_case(12)
+@pytest.mark.every_nth_case(24)
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_code_launches_what_eager_code_launches(case):
     def compiled(call):
