@@ -80,6 +80,7 @@ class Importer(importlib.abc.MetaPathFinder):
             execute = spec.loader.exec_module
 
             def execute_prepared(module: ModuleType) -> None:
+                _import_torch_alone()
                 _libraries.load_torch_npu(Path(str(spec.origin)).parent)
                 with _without_warnings_about_cann():
                     execute(module)
@@ -94,6 +95,19 @@ class Importer(importlib.abc.MetaPathFinder):
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         paths = _installed_paths()
         return next(filter(None, (finder.find_spec(fullname, paths, target) for finder in others)), None)
+
+
+def _import_torch_alone() -> None:
+    """Import torch, whose libraries torch_npu's needs, without its import of torch_npu, which has begun already."""
+    name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        import torch  # noqa: F401, PLC0415
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager

@@ -1,20 +1,30 @@
 """Two simulated NPUs: their memory, what is alive on them, and what cannot be."""
 
 import ctypes
+import os
 import re
 import signal
+from pathlib import Path
 
 import host_npu
 import pytest
 import torch
 from host_npu import testing
 from tests._runtime import check, message, runtime
+from torch_npu.npu.utils import _is_gte_cann_version
+from torch_npu.utils.collect_env import get_cann_version
 
 
 def test_there_are_as_many_devices_as_asked_for():
     ones = torch.ones(3, device="npu:1")
     total = (ones + ones).sum()
     assert (torch.npu.device_count(), str(total.device), total.item()) == (2, "npu:1", 6)
+
+
+def test_the_folder_and_the_runtime_name_the_same_version_of_cann():
+    version = Path(os.environ["ASCEND_HOME_PATH"], "version.info").read_text().removeprefix("Version=").strip()
+    assert get_cann_version() == version == "9.1.0"
+    assert _is_gte_cann_version(version) and not _is_gte_cann_version(version + "1")
 
 
 def test_a_device_that_is_not_there_is_refused_with_how_to_get_it():
