@@ -1,16 +1,10 @@
-"""Compare torch's operators on the host NPU with the CPU's: ``python -m host_npu tests/op_db.py``.
+"""Compare torch's operators on the host NPU with the CPU's; torch's own database says how to call each of them."""
 
-torch's own database of operators says how to call each of them. One line of JSON for each operator tells what differs;
-the name of an operator is printed before it is called, so that the end of the process names it.
-"""
-
-import argparse
-import json
 import sys
-import time
 import types
 import unittest
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -208,25 +202,16 @@ def compare(operator: Any, dtype: torch.dtype) -> dict[str, Any]:
     return {"faults": faults, "refusals": refusals, "exact": exact, "compared": compared, "random": random}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--first", type=int, default=0, help="number of the first operator, below the step")
-    parser.add_argument("--step", type=int, default=1, help="every so many-th operator")
-    parser.add_argument("--also", nargs="*", default=(), help="operators by their names, whatever their numbers")
-    arguments = parser.parse_args()
+def compare_some(device: str, dtype: torch.dtype, first: int, step: int, also: Sequence[str]) -> dict[str, Any]:
+    """Return what each operator gives whose number is ``first`` modulo ``step``, or whose name is among ``also``.
+
+    The name of an operator is printed before it is called, so that the end of the process names it.
+    """
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dtype = getattr(torch, arguments.dtype)
+    found = {}
     for number, operator in enumerate(operators()):
-        is_wanted = number % arguments.step == arguments.first or name_of(operator) in arguments.also
-        if not is_wanted or not operator.supports_dtype(dtype, "cpu"):
-            continue
-        print(json.dumps({"begins": name_of(operator)}), flush=True)
-        begin = time.monotonic()
-        found = compare(operator, dtype)
-        print(json.dumps({"operator": name_of(operator), **found, "seconds": time.monotonic() - begin}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        name = name_of(operator)
+        if (number % step == first or name in also) and operator.supports_dtype(dtype, "cpu"):
+            print(name, flush=True)
+            found[name] = compare(operator, dtype)
+    return found

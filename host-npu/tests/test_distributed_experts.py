@@ -1,10 +1,6 @@
 """Experts divided among two simulated NPUs: what goes to them and what comes back, in float64, and refusals."""
 
-import json
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 from host_npu import testing
@@ -24,20 +20,10 @@ def test_tokens_go_to_their_experts_and_come_back(case):
         assert errors[case] <= 1
 
 
-_ON_A3 = f"""
-import json
-from host_npu import testing
-from {programs.__name__} import ON_A3, RANKS, errors
-print(json.dumps(testing.run(errors, RANKS, ON_A3, device="npu")))
-"""
-
-
 @cache
 def _errors_on_a3():
-    command = [sys.executable, "-m", "host_npu", "--soc", "Ascend910_93", "-c", _ON_A3]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    environment = {"HOST_NPU_SOC": "Ascend910_93"}
+    return testing.run(programs.errors, programs.RANKS, programs.ON_A3, device="npu", environment=environment)
 
 
 @pytest.mark.parametrize("case", programs.ON_A3)

@@ -4,16 +4,14 @@ tests/op_db.py calls them, from torch's own database, in processes with a host N
 """
 
 import functools
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from host_npu import testing
 
-_TESTS = Path(__file__).parent
+from tests import op_db
+
 _DTYPES = ("float32", "bfloat16")
 _PARTS = 4  # in which all operators are compared
 _EVERY = 20  # of how many operators one is a representative
@@ -68,19 +66,8 @@ _WITHOUT_CPU = "jiterator"
 def _compared(dtype: str, first: int, step: int) -> dict[str, Any]:
     """Return what each operator gave; the operators of the tables are always among them."""
     also = [*_CHOICES, *_NOT_EXACT[dtype]] if step == _EVERY else []
-    options = ["--dtype", dtype, "--first", str(first), "--step", str(step), *(["--also", *also] if also else [])]
-    result = subprocess.run(
-        [sys.executable, "-m", "host_npu", _TESTS / "op_db.py", *options],
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    ended = {line["operator"]: line for line in lines if "operator" in line}
-    begun = [line["begins"] for line in lines if "begins" in line]
-    assert begun == list(ended), f"{begun[-1]} ended the process with {result.returncode}: {result.stderr[-2000:]}"
-    assert result.returncode == 0, result.stderr
-    return ended
+    arguments = getattr(torch, dtype), first, step, also
+    return testing.run(op_db.compare_some, 1, *arguments, device="npu", backend="", timeout=900)[0]
 
 
 _PARTS_OF_ALL = [pytest.param(first, _PARTS, marks=pytest.mark.exhaustive) for first in range(_PARTS)]

@@ -116,16 +116,6 @@ const Case reduce{"collectives/reduce_writes_on_the_root_alone", [] {
                       to.expect_rank(2, {-1}, "the result");
                   }};
 
-const Case gathers{"collectives/all_gather", [] {
-                       const Ranks ranks(3);
-                       const Buffers from(kFloat, {{1, 2}, {3, 4}, {5, 6}}), to(kFloat, 3, 6);
-                       ranks.each([&](auto rank) {
-                           return HcclAllGather(from[rank], to[rank], 2, kFloat, ranks.comm(rank), ranks.stream(rank));
-                       });
-                       ranks.wait();
-                       to.expect_all({1, 2, 3, 4, 5, 6}, "the parts");
-                   }};
-
 const Case uneven_gathers{"collectives/all_gather_of_uneven_parts", [] {
                               const Ranks ranks(3);
                               const Buffers from(kFloat, {{1, 2}, {}, {5}}), to(kFloat, 3, 5, -1);
@@ -137,61 +127,6 @@ const Case uneven_gathers{"collectives/all_gather_of_uneven_parts", [] {
                               ranks.wait();
                               to.expect_all({-1, 1, 2, -1, 5}, "the parts");
                           }};
-
-const Case scattered_sums{"collectives/reduce_scatter", [] {
-                              const Ranks ranks(2);
-                              const Buffers from(kFloat, {{1, 2, 3, 4}, {10, 20, 30, 40}}), to(kFloat, 2, 2);
-                              ranks.each([&](auto rank) {
-                                  return HcclReduceScatter(from[rank], to[rank], 2, kFloat, kSum, ranks.comm(rank),
-                                                           ranks.stream(rank));
-                              });
-                              ranks.wait();
-                              to.expect_rank(0, {11, 22}, "the sums");
-                              to.expect_rank(1, {33, 44}, "the sums");
-                          }};
-
-const Case uneven_sums{"collectives/reduce_scatter_of_uneven_parts", [] {
-                           const Ranks ranks(2);
-                           const auto first = counted(kMany, 0), second = counted(kMany, 1);
-                           const Buffers from(kFloat, {first, second});
-                           const std::uint64_t counts[] = {1, kMany - 1}, places[] = {0, 1};
-                           const Buffers to(kFloat, {std::vector<double>(1), std::vector<double>(kMany - 1)});
-                           ranks.each([&](auto rank) {
-                               return HcclReduceScatterV(from[rank], counts, places, to[rank], counts[rank], kFloat,
-                                                         kSum, ranks.comm(rank), ranks.stream(rank));
-                           });
-                           ranks.wait();
-                           to.expect_rank(0, {1}, "the sum");
-                           std::vector<double> expected;
-                           for (std::size_t index = 1; index < kMany; ++index) {
-                               expected.push_back(first[index] + second[index]);
-                           }
-                           to.expect_rank(1, expected, "the sums");
-                       }};
-
-const Case scatters{"collectives/scatter", [] {
-                        const Ranks ranks(3);
-                        const Buffers from(kFloat, 3, 3, 9), to(kFloat, 3, 1);
-                        const Buffers root(kFloat, {{1, 2, 3}});
-                        ranks.each([&](auto rank) {
-                            return HcclScatter(rank == 2 ? root[0] : nullptr, to[rank], 1, kFloat, 2, ranks.comm(rank),
-                                               ranks.stream(rank));
-                        });
-                        ranks.wait();
-                        for (std::uint32_t rank = 0; rank < 3; ++rank) to.expect_rank(rank, {rank + 1.0}, "the part");
-                    }};
-
-const Case exchanges{"collectives/all_to_all", [] {
-                         const Ranks ranks(2);
-                         const Buffers from(kFloat, {{1, 2, 3, 4}, {5, 6, 7, 8}}), to(kFloat, 2, 4);
-                         ranks.each([&](auto rank) {
-                             return HcclAlltoAll(from[rank], 2, kFloat, to[rank], 2, kFloat, ranks.comm(rank),
-                                                 ranks.stream(rank));
-                         });
-                         ranks.wait();
-                         to.expect_rank(0, {1, 2, 5, 6}, "the parts");
-                         to.expect_rank(1, {3, 4, 7, 8}, "the parts");
-                     }};
 
 const Case uneven_exchanges{
     "collectives/all_to_all_of_uneven_parts", [] {

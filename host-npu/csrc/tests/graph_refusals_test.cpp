@@ -107,22 +107,6 @@ const Case modes{"graphs/a_mode_says_which_threads_may_copy", [] {
                      }
                  }};
 
-const Case unjoined{"graphs/a_stream_that_has_not_joined_is_refused", [] {
-                        const Stream stream, side;
-                        const auto memory = memory_of(1);
-                        const Event forked, joined;
-                        begin(stream);
-                        forked.record(stream);
-                        expect_equal(forked.wait(side), 0, "the status of the fork");
-                        joined.record(side);
-                        expect_equal(fill(memory, 8, side), 0, "the status of a fill");
-                        expect_equal(joined.wait(stream), 0, "the status of a join before the fill");
-                        end_without_graph(stream, kDependency, "has work that the first stream has not waited for");
-                        expect_equal(fill(memory, 4, side), 0, "the status of a fill");
-                        expect_equal(side.wait(), 0, "the synchronisation's status");
-                        expect_equal(first(memory), 4, "the value afterwards");
-                    }};
-
 const Case ends{"graphs/a_capture_ends_once_where_it_began", [] {
                     const Stream stream, side;
                     const Event forked;
@@ -145,18 +129,6 @@ const Case ends{"graphs/a_capture_ends_once_where_it_began", [] {
                     expect_equal(aclmdlRICaptureEnd(stream.handle, &graph), kNotCaptured, "a second end");
                     recent_error();
                 }};
-
-const Case merges{"graphs/two_captures_do_not_wait_for_each_other", [] {
-                      const Stream one, other;
-                      const Event event;
-                      begin(one);
-                      begin(other);
-                      event.record(one);
-                      expect_equal(event.wait(other), kDependency, "the status of the wait");
-                      for (const auto* const stream : {&one, &other}) {
-                          end_without_graph(*stream, kInvalidated, "waits for an event of another capture");
-                      }
-                  }};
 
 const Case old_chip{"graphs/an_ascend910_captures_nothing",
                     [] {

@@ -14,7 +14,6 @@ namespace test {
 inline constexpr aclError kDependency = 107024;
 inline constexpr aclError kModelCaptured = 107026;
 inline constexpr aclError kStreamCaptured = 107027;
-inline constexpr aclError kEventCaptured = 107028;
 inline constexpr aclError kNotCaptured = 107029;
 inline constexpr aclError kNotInThisMode = 107030;
 inline constexpr aclError kUnmatched = 107036;

@@ -1,10 +1,7 @@
-// Captured graphs: what they record and replay, and how streams take part.
+// Captured graphs: what the runtime records and replays.
 #include "tests/graphs.h"
 
 #include <cstdint>
-#include <utility>
-
-#include "aclnnop/aclnn_mse_loss.h"
 
 namespace {
 
@@ -31,49 +28,6 @@ const Case replays{"graphs/replays_do_what_was_captured", [] {
                        expect_equal(aclmdlRIExecuteAsync(graph, stream.handle), kNoHandle, "a graph that is gone");
                        recent_error();
                    }};
-
-const Case launches{"graphs/launches_of_operators_are_captured", [] {
-                        const auto self = floats({3}, {1, 2, 3}), target = floats({3}, {1}), out = floats({}, {7});
-                        const Stream stream;
-                        std::uint64_t size = 0;
-                        aclOpExecutor* executor = nullptr;
-                        expect_equal(aclnnMseLossGetWorkspaceSize(self, target, 2, out, &size, &executor), 0, "one");
-                        const Memory workspace(size);
-                        begin(stream);
-                        expect_equal(aclnnMseLoss(workspace.address(), size, executor, stream.handle), 0, "two");
-                        auto* const graph = end(stream);
-                        expect_equal(out.values()[0], 7.0, "the loss before a replay");
-                        for (const auto& [value, loss] : {std::pair{1.0, 5.0}, std::pair{2.0, 2.0}}) {
-                            target.set({value, value, value});
-                            replay(graph, stream);
-                            expect_equal(out.values()[0], loss, "the loss after a replay");
-                        }
-                        expect_equal(aclmdlRIDestroy(graph), 0, "the status of the destruction");
-                    }};
-
-const Case forks{"graphs/streams_fork_and_join_by_events", [] {
-                     const Stream stream, side;
-                     const auto from = memory_of(1), between = memory_of(2), to = memory_of(3);
-                     const Event forked, joined;
-                     begin(stream);
-                     expect_equal(fill(from, 8, stream), 0, "the status of a fill");
-                     forked.record(stream);
-                     expect_equal(forked.wait(side), 0, "the status of the fork");
-                     expect_equal(status_of(side), ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE, "the side stream's state");
-                     expect_equal(copy(between, from, side), 0, "the status of a copy");
-                     joined.record(side);
-                     expect_equal(joined.wait(stream), 0, "the status of the join");
-                     expect_equal(copy(to, between, stream), 0, "the status of a copy");
-                     auto* const graph = end(stream);
-                     expect_equal(status_of(side), ACL_MODEL_RI_CAPTURE_STATUS_NONE, "the side stream's last state");
-                     expect_equal(first(to), 3, "the last copy before the replay");
-                     replay(graph, stream);
-                     expect_equal(first(to), 8, "the last copy after the replay");
-                     expect_equal(aclmdlRIDestroy(graph), 0, "the status of the destruction");
-                     expect_equal(aclrtSynchronizeEvent(joined.handle), kEventCaptured, "a wait for its event");
-                     expect_equal(joined.wait(stream), kEventCaptured, "a stream's wait for its event");
-                     recent_error();
-                 }};
 
 const Case faults{"graphs/a_replay_of_memory_that_is_gone_is_a_fault", [] {
                       const Stream stream;

@@ -22,17 +22,6 @@ const Case messages{
         to.expect_rank(1, {3, 4}, "the second message");
     }};
 
-const Case many{"messages/of_many_elements", [] {
-                    const Ranks ranks(2);
-                    std::vector<double> values(kMany);
-                    for (std::size_t index = 0; index < kMany; ++index) values[index] = static_cast<double>(index);
-                    const Buffers from(kFloat, {values}), to(kFloat, 1, kMany);
-                    expect_equal(HcclSend(from[0], kMany, kFloat, 1, ranks.comm(0), ranks.stream(0)), 0, "send");
-                    expect_equal(HcclRecv(to[0], kMany, kFloat, 0, ranks.comm(1), ranks.stream(1)), 0, "receive");
-                    ranks.wait();
-                    to.expect_all(values, "the message");
-                }};
-
 const Case rendezvous{"messages/a_send_waits_for_its_receive", [] {
                           const Ranks ranks(2);
                           const Buffers data(kFloat, {{7}, {0}});

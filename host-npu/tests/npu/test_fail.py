@@ -64,21 +64,6 @@ _NEAREST = {
 }
 
 
-<<<<<<< HEAD:host-npu/tests/test_fail.py
-@pytest.fixture(scope="module")
-def answers():
-    names = [
-        *_NEAREST,
-        "aclnnQuantLightningIndexer",
-        "aclnnQuantLightningIndexerGetWorkspaceSize",
-        "aclGetRecentErrMsg",
-    ]
-    names += ["host_npu_reset", "aclrtMemcpyAsync", "aclrtMemcpyAsync"]
-    command = [sys.executable, "-c", _NAMES, json.dumps(names)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return read_json(result.stdout)
-=======
 @pytest.fixture(autouse=True)
 def reset():
     yield
@@ -91,7 +76,6 @@ def _refusal(name):
     except ValueError as error:
         return str(error)
     return None
->>>>>>> 60a6776 (Host NPU: torch_npu may be imported before torch; fewer new interpreters):host-npu/tests/npu/test_fail.py
 
 
 @pytest.mark.parametrize("name", _NEAREST)
@@ -103,19 +87,11 @@ def test_a_misspelt_function_is_refused_with_the_nearest(name):
     )
 
 
-<<<<<<< HEAD:host-npu/tests/test_fail.py
-def test_only_phase_one_of_a_refused_operator_can_fail(answers):
-    assert answers["aclnnQuantLightningIndexerGetWorkspaceSize"] is None
-    assert answers["aclnnQuantLightningIndexer"] == (
-        "the host NPU refuses aclnnQuantLightningIndexer in phase one, so phase two is never called: fail"
-        " aclnnQuantLightningIndexerGetWorkspaceSize instead"
-=======
 def test_only_phase_one_of_a_refused_operator_can_fail():
     assert _refusal("aclnnQuantLightningIndexerGetWorkspaceSize") is None
     assert _refusal("aclnnQuantLightningIndexer") == (
         "the host NPU refuses aclnnQuantLightningIndexer in phase one, so phase two is never called: fail"
         " aclnnQuantLightningIndexerGetWorkspaceSize instead"
->>>>>>> 60a6776 (Host NPU: torch_npu may be imported before torch; fewer new interpreters):host-npu/tests/npu/test_fail.py
     )
 
 
