@@ -13,11 +13,7 @@ from torch_aclnn_ops import functional, ops
 
 import pytest
 
-from benchmarks import dispatch
-from benchmarks.losses import LOSSES
-from tests._contract import DropInContract, tables_of
 from tests._operator_files import composed, missing, operators
-from tests._raw_operator import RawOperatorContract
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_aclnn_ops"
@@ -177,38 +173,7 @@ def test_files_stay_near_300_lines(folder: str) -> None:
     assert files and not {path: length for path, length in lengths.items() if length > 340}
 
 
-def test_every_raw_operator_has_a_table_of_samples_and_errors() -> None:
-    tested = {table.OPERATOR.name for table in tables_of(RawOperatorContract)}
-    assert tested == set(ops.__all__) - {"apply_fused_ema_adam_"}  # which has tables of its own, in test_ema_adam.py
-
-
-@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "fused_ema_adam"])
-def test_every_drop_in_has_a_table_of_cases_and_a_module(function: str) -> None:
-    assert f"tests.test_{function}" in {table.__module__ for table in tables_of(DropInContract)}
-    assert f"F.{function}(" in (PACKAGE / "nn.py").read_text()
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_every_operator_has_a_benchmark(operator: str) -> None:
-    is_found = operator in LOSSES or f"{operator}_backward" in dispatch.OPERATORS
-    path = ROOT / "benchmarks" / f"{operator}.py"
-    assert is_found or path.exists(), f"write {path}: aten has no operator to compare with, and it is no loss"
-
-
 def test_every_signature_is_compared_with_canns_headers() -> None:
     check = runpy.run_path(str(ROOT / "csrc/npu/aclnn_api_check.py"))
     missing = set(CANN_NAMES) - {f"aclnn{name}" for name in check["signatures"]()}
     assert not missing, f"write `struct X : Signature<...>` with its name as cann in csrc/npu, for {missing}"
-
-
-def _calls_of_host_npu() -> dict[str, str]:
-    """Return the names of the calls that the C++ tests change, by the function of CANN that they call."""
-    text = "".join(path.read_text() for path in sorted((ROOT / "host-npu/csrc/tests").glob("*.[ch]*")))
-    calls = re.findall(r"struct (\w+) {(?:(?!\nstruct ).)*?PhaseTwo phase_two = (aclnn\w+);", text, re.DOTALL)
-    return {function: call for call, function in calls}
-
-
-@pytest.mark.parametrize("cann", CANN_NAMES)
-def test_every_cann_operator_has_a_c_call_that_tests_modify(cann: str) -> None:
-    tests = "".join(path.read_text() for path in (ROOT / "host-npu/csrc/tests").glob("*_test.cpp"))
-    assert re.search(rf"\b{_calls_of_host_npu()[cann]}\b", tests)

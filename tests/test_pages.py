@@ -17,7 +17,6 @@ from benchmarks._figures import put_between
 from benchmarks._results import format_table, read
 from tests._language_models import make
 from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run, without_code
-from tests._works_with import TESTS
 from tests.test_layout import CANN_NAMES, FUNCTIONS, OPERATORS
 from tests.test_nn import DROP_INS
 
@@ -119,24 +118,6 @@ def test_all_rows_of_a_table_have_as_many_cells_as_its_head(page):
     assert not [table for table in tables if len({row.count("|") for row in table.splitlines()}) > 1]
 
 
-@pytest.mark.parametrize(
-    "selector, declaration",
-    [
-        (".md-typeset .doc-signature pre code", "white-space: pre-wrap"),
-        (".md-typeset h1", "overflow-wrap: anywhere"),
-        ('.md-typeset math[display="block"]', "overflow-x: auto"),
-    ],
-)
-def test_signatures_and_titles_wrap_and_formulas_scroll_on_a_phone(selector, declaration):
-    rules = re.findall(r"([^{}]+?) *\{([^{}]*)\}", (ROOT / "docs/style.css").read_text())
-    assert any(rule.strip().endswith(selector) and declaration in body for rule, body in rules)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_tables_are_markdown_without_a_class_which_the_theme_lets_scroll(page):
-    assert not re.search(r"<table|\{: *\.", without_code(page))
-
-
 def test_every_page_is_in_the_navigation_and_every_entry_of_it_is_a_page():
     listed = set(re.findall(r"(?:^|[ :])([\w/*-]+\.md)(?: +#.*)?$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     patterns = {entry for entry in listed if "*" in entry}
@@ -183,14 +164,6 @@ def test_the_table_of_errors_has_the_largest_of_the_measured_file():
     assert format_table(errors.largest(read(errors.FILE))) in errors.PAGE.read_text()
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_every_operator_has_a_page_with_formula_limits_launches_and_precision(operator):
-    text = (ROOT / f"docs/operators/{operator}.md").read_text()
-    for heading in ("Formula", "What CANN does", "Limits", "Launches", "Precision, speed"):
-        assert f"\n## {heading}\n" in text
-    assert "(../precision.md)" in text
-
-
 def test_the_example_of_the_readme_shows_chunks_of_its_rows():
     names = {"__name__": "page"}
     for block in blocks("README.md"):
@@ -207,37 +180,6 @@ def test_the_pages_name_every_function_module_and_operator():
     assert not [name for name in ops.__all__ if f"{name}(" not in pages]
     for name in set(FUNCTIONS) - {"fused_ema_adam"} | set(DROP_INS):
         assert f"{name}`" in readme and f"{name}`" in pages, name
-
-
-@pytest.mark.parametrize(
-    ("words", "page"),
-    [
-        ("fallback", "docs/is_my_step_on_cann.md"),
-        ("OOM", "docs/troubleshooting.md"),
-        ("out of memory", "docs/troubleshooting.md"),
-        ("custom loss", "docs/losses_on_a_head.md"),
-        ("disable", "docs/is_my_step_on_cann.md"),
-        ("torch.npu.graph", "host-npu/docs/limits.md"),
-    ],
-)
-def test_the_site_is_searched_with_the_words_of_its_users(words, page):
-    assert re.search(rf"\b{re.escape(words)}\b", (ROOT / page).read_text(), re.IGNORECASE)
-
-
-def test_every_tick_of_works_with_has_a_test():
-    head, _, *rows = re.findall(
-        r"^\|.*\|$", ROOT.joinpath("docs/works_with.md").read_text().split("\n## ")[0], re.MULTILINE
-    )
-    columns = [cell.strip() for cell in head.split("|")[2:6]]
-    cells = [[cell.strip() for cell in row.split("|")] for row in rows]
-    ticks = {(row[1], column) for row in cells for column, cell in zip(columns, row[2:6], strict=True) if cell == "✓"}
-    assert ticks == {(row, column) for row, tests in TESTS.items() for column in tests}
-
-
-@pytest.mark.parametrize("test", sorted({test for row in TESTS.values() for tests in row.values() for test in tests}))
-def test_the_test_of_a_tick_exists(test):
-    file, name = test.split()
-    assert f"def test_{name}(" in ROOT.joinpath("tests", f"{file}.py").read_text()
 
 
 def _named(pattern):
