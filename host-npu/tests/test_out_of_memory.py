@@ -3,30 +3,61 @@
 The files in which the kernel says what there is are those of a folder, so that no test fills the machine.
 """
 
+import contextlib
+import functools
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests._output import read_json
 
 MIB = 1 << 20
 _UNLIMITED = 9223372036854771712
 
+# Answers each line of its input in a process forked from this one, which has imported torch and used no device.
 _PROGRAM = """
-import json, sys
+import json, os, sys
 import host_npu
 host_npu.enable()
-host_npu._require_enabled().host_npu_read_limits_from(sys.argv[1].encode())
 import torch
 
-def write(name, text):
-    with open(f"{sys.argv[1]}/{name}", "w") as file:
-        file.write(text)
-
-MIB, answers = 1 << 20, {}
+MIB = 1 << 20
+for line in sys.stdin:
+    root, environment, code = json.loads(line)
+    if os.fork() == 0:
+        os.environ.update(environment)
+        host_npu._require_enabled().host_npu_read_limits_from(root.encode())
+        answers = {}
+        def write(name, text):
+            with open(f"{root}/{name}", "w") as file:
+                file.write(text)
+        exec(code)
+        print(json.dumps(answers), flush=True)
+        os._exit(0)
+    if os.wait()[1] != 0:
+        print("{}", flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The program with a number of devices, which is started once."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOST_NPU_")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as programs:
+
+        @functools.cache
+        def of(devices: int) -> subprocess.Popen[str]:
+            environment = kept | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HOST_NPU_DEVICES": str(devices)}
+            started = programs.enter_context(
+                subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment, **pipes)
+            )
+            programs.callback(started.stdin.close)
+            return started
+
+        yield of
 
 
 def _write(root: Path, files: dict[str, str]) -> None:
@@ -60,34 +91,23 @@ def _first_group(folder: str, limit: int, used: int, inactive: int = 0) -> dict[
     }
 
 
-def _run(root: Path, files: dict[str, str], code: str, before: str = _PROGRAM, **environment: str) -> dict[str, object]:
-    _write(root, files)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOST_NPU_")}
-    result = subprocess.run(
-        [sys.executable, "-c", before + code + "\nprint(json.dumps(answers))", root],
-        env=kept | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return read_json(result.stdout)
+@pytest.fixture
+def run(program, tmp_path):
+    """Return what code puts into answers in a process that reads what the host has in the files."""
+
+    def answers(files: dict[str, str], code: str, devices: int = 1, **environment: str) -> dict[str, object]:
+        _write(tmp_path, files)
+        started = program(devices)
+        started.stdin.write(json.dumps([str(tmp_path), environment, code]) + "\n")
+        started.stdin.flush()
+        return json.loads(next(line for line in started.stdout if line.startswith("{")))
+
+    return answers
 
 
 _INFO = """
 free, total = torch.npu.mem_get_info()
 answers.update(free=free // MIB, total=total // MIB, properties=torch.npu.get_device_properties(0).total_memory // MIB)
-"""
-
-# The runtime alone takes less time than torch.
-_RUNTIME = """
-import ctypes, json, sys
-from host_npu import _libraries
-runtime = _libraries.load_cann()
-runtime.host_npu_read_limits_from(sys.argv[1].encode())
-free, total, answers, MIB = ctypes.c_size_t(), ctypes.c_size_t(), {}, 1 << 20
-runtime.aclrtGetMemInfo(0, ctypes.byref(free), ctypes.byref(total))
-answers.update(free=free.value // MIB, total=total.value // MIB)
 """
 
 _OF_VERSION_1 = "11:cpu,cpuacct:/a\n4:memory:/a/b\n0::/\n"
@@ -153,13 +173,13 @@ _OF_VERSION_1 = "11:cpu,cpuacct:/a\n4:memory:/a/b\n0::/\n"
         "old container",
     ],
 )
-def test_the_memory_is_that_of_the_machine_or_the_container(files, devices, total, free, tmp_path):
-    answers = _run(tmp_path, files, "", _RUNTIME, HOST_NPU_DEVICES=str(devices))
-    assert answers == {"total": total, "free": free}
+def test_the_memory_is_that_of_the_machine_or_the_container(files, devices, total, free, run):
+    answers = run(files, _INFO, devices)
+    assert answers == {"total": total, "free": free, "properties": total}
 
 
 @pytest.mark.parametrize("segments", ["", "expandable_segments:True"])
-def test_memory_that_the_host_does_not_have_is_an_error(segments, tmp_path):
+def test_memory_that_the_host_does_not_have_is_an_error(segments, run):
     code = """
 kept = [torch.ones(64 * MIB, dtype=torch.uint8, device="npu")]
 answers["filled"] = torch.empty(16 * MIB, device="npu").isnan().all().item()
@@ -182,12 +202,12 @@ torch.npu.empty_cache()
 answers["released"] = host_npu.stats().device_bytes[0] < 8 * MIB
 answers["constant"] = torch.npu.mem_get_info()[1] == total
 """
-    answers = _run(tmp_path, _machine(8192, 4096), code, PYTORCH_NPU_ALLOC_CONF=segments)
+    answers = run(_machine(8192, 4096), code, PYTORCH_NPU_ALLOC_CONF=segments)
     assert "NPU out of memory" in str(answers.pop("message"))
     assert answers == {"filled": True, "large": "refused", "small": "allocated", "released": True, "constant": True}
 
 
-def test_what_the_host_lost_on_the_way_is_an_error(tmp_path):
+def test_what_the_host_lost_on_the_way_is_an_error(run):
     """Another process takes the memory while this one fills its own: it is looked at again for each part."""
     code = """
 import ctypes, os, threading
@@ -196,8 +216,8 @@ runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
 torch.npu.set_device(0)
 before = host_npu.stats().device_bytes[0]
 # The file says less each time that it is read.
-os.remove(f"{sys.argv[1]}/proc/meminfo")
-os.mkfifo(f"{sys.argv[1]}/proc/meminfo")
+os.remove(f"{root}/proc/meminfo")
+os.mkfifo(f"{root}/proc/meminfo")
 def say():
     for available in (1024, 700, 10):
         write("proc/meminfo", f"MemTotal: {8192 << 10} kB\\nMemAvailable: {available << 10} kB\\n")
@@ -211,12 +231,12 @@ thread.join()
 answers["message"] = runtime.aclGetRecentErrMsg().decode()
 answers["bytes"] = host_npu.stats().device_bytes[0] - before
 """
-    answers = _run(tmp_path, _machine(8192, 4096), code)
+    answers = run(_machine(8192, 4096), code)
     assert (answers["status"], answers["bytes"]) == (207001, 0)
     assert "the host is out of memory: 67108864 bytes were asked for, 0 are available" in str(answers["message"])
 
 
-def test_a_capture_copies_no_more_than_the_host_has(tmp_path):
+def test_a_capture_copies_no_more_than_the_host_has(run):
     code = """
 x, graph = torch.ones(64 * MIB, dtype=torch.uint8, device="npu"), torch.npu.NPUGraph()
 x.add(1)
@@ -228,11 +248,11 @@ try:
 except RuntimeError as error:
     answers["error"] = str(error)
 """
-    answers = _run(tmp_path, _machine(8192, 4096), code)
+    answers = run(_machine(8192, 4096), code)
     assert "the host is out of memory: " in str(answers["error"])
 
 
-def test_memory_that_linux_refuses_is_an_error(tmp_path):
+def test_memory_that_linux_refuses_is_an_error(run):
     code = """
 import resource
 x = torch.ones(MIB, device="npu")
@@ -246,13 +266,12 @@ resource.setrlimit(resource.RLIMIT_DATA, limits)
 torch.npu.empty_cache()
 answers["bytes"] = host_npu.stats().device_bytes[0] // MIB
 """
-    answers = _run(tmp_path, _machine(8192, 4096), code, HOST_NPU_MEMORY="1024")
+    answers = run(_machine(8192, 4096), code, HOST_NPU_MEMORY="1024")
     assert answers["large"] == "refused" and answers["bytes"] < 64
 
 
-def test_memory_that_is_set_is_not_compared_with_the_hosts(tmp_path):
-    answers = _run(
-        tmp_path,
+def test_memory_that_is_set_is_not_compared_with_the_hosts(run):
+    answers = run(
         _machine(8192, 10),
         _INFO + "torch.empty(64 * MIB, dtype=torch.uint8, device='npu')",
         HOST_NPU_MEMORY="100000",
@@ -260,6 +279,6 @@ def test_memory_that_is_set_is_not_compared_with_the_hosts(tmp_path):
     assert answers == {"total": 100000, "free": 100000, "properties": 100000}
 
 
-def test_a_host_that_does_not_say_what_it_has_is_not_full(tmp_path):
-    answers = _run(tmp_path, {}, _INFO + "torch.empty(64 * MIB, dtype=torch.uint8, device='npu')")
+def test_a_host_that_does_not_say_what_it_has_is_not_full(run):
+    answers = run({}, _INFO + "torch.empty(64 * MIB, dtype=torch.uint8, device='npu')")
     assert answers["total"] == answers["free"] != 0
