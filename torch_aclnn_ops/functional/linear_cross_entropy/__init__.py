@@ -23,6 +23,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEn
 from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
     check_arguments,
     check_own_options,
+    checked_chunks,
     leave_to_torch,
     own_options,
 )
@@ -140,12 +141,12 @@ def linear_cross_entropy(
     """
     if fsdp_module is not None:
         return call_in_fsdp_forward(linear_cross_entropy, locals())
+    rows = None
+    if chunk_size != "auto" or max_memory is not None or options is not None:
+        rows, max_memory = checked_chunks(chunk_size, max_memory, options)
     call = Call(
         *(input, linear_weight, linear_bias, target, weight, token_weight, reduction, ignore_index, label_smoothing),
-        *(softcap, lse_square_scale, temperature, zero_if_all_ignored),
-        outputs=outputs,  # type: ignore[arg-type]  # check_own_options converts them
-        chunk_size=chunk_size,  # type: ignore[arg-type]
-        max_memory=max_memory,
+        *(softcap, lse_square_scale, temperature, zero_if_all_ignored, outputs, rows, max_memory),
     )
     if not are_plain(*call[:6]):
         call, process_group, vocab_sizes = local_arguments(call, process_group, vocab_sizes, reduce_input_grad)
@@ -154,7 +155,7 @@ def linear_cross_entropy(
         messages = messages_of(call)
         shards = shards_of("linear_cross_entropy", process_group, vocab_sizes, call.linear_weight, messages)
     check_bool("linear_cross_entropy", "reduce_input_grad", reduce_input_grad)
-    call = check_own_options(call, options)
+    call = check_own_options(call)
     places = 0 if shift is False else checked_shift(shift, call)
     if places:
         call = shift_targets(call, places)

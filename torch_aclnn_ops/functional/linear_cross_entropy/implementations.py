@@ -39,7 +39,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 import torch
 from torch import Tensor
 
-_NOT_DIFFERENTIABLE = {"token_accuracy", "predicted_tokens"}
+_NOT_DIFFERENTIABLE = frozenset(("token_accuracy", "predicted_tokens"))
 _Result = Tensor | LinearCrossEntropyOutput
 _Reduce = Callable[[Call], Statistics]
 
@@ -92,7 +92,7 @@ def _prepare(call: Call) -> Call:
         gradients=gradients,
         weighted=True if call.label_smoothing > 0 else False,  # the branch makes it a constant for Dynamo
         entropy="entropy" in call.outputs,
-        predicted_tokens=not call.outputs.isdisjoint(("token_accuracy", "predicted_tokens")),
+        predicted_tokens=not _NOT_DIFFERENTIABLE.isdisjoint(call.outputs),
     )
 
 
@@ -131,7 +131,7 @@ def _can_fuse_loss(call: Call, vocabulary: SharedVocabulary | None) -> bool:
 
 def _can_compute_gradients(call: Call) -> bool:
     """Return whether a scalar loss can be computed together with its gradients: the weights of rows are constants."""
-    if call.reduction == "none" or not call.outputs <= _NOT_DIFFERENTIABLE or True not in call.gradients:
+    if call.reduction == "none" or not _NOT_DIFFERENTIABLE.issuperset(call.outputs) or True not in call.gradients:
         return False
     return call.token_weight is None or not call.token_weight.requires_grad
 

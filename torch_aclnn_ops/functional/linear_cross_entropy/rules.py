@@ -31,11 +31,12 @@ _NAME = "linear_cross_entropy"
 REDUCTIONS = ("none", "mean", "sum")
 _TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight")
 _OPTIONAL = ("linear_bias", "weight")
-# What torch's function lacks, by the values with which it computes the same.
-_OWN = {name: Call._field_defaults[name] for name in (*NUMBERS, "token_weight", "zero_if_all_ignored", "outputs")}
+# What torch's function lacks, beside token_weight; with the defaults it computes the same.
+_OPTIONS = (*NUMBERS, "zero_if_all_ignored", "outputs")
+_DEFAULTS = [Call._field_defaults[name] for name in _OPTIONS]
+_TYPES = [type(default) for default in _DEFAULTS]
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
-_NO_OUTPUTS: frozenset[str] = frozenset()
 _REAL = (float, Real)  # float first, for speed
 _INTEGRAL = (int, Integral)
 _INDEX_DTYPES = (torch.int64, torch.uint8)
@@ -148,19 +149,23 @@ def _targets(call: Call, classes: int | None) -> _Broken:
     return None
 
 
-def check_own_options(call: Call, options: "LinearCrossEntropyOptions | None") -> Call:
-    """Return the call with its options that PyTorch's function lacks as Python's numbers, after checking them."""
-    if options is not None:
-        _check_torch_options(options)
-    chunk_size: Any = call.chunk_size
-    rows, max_memory = None, None
-    if chunk_size != "auto" or call.max_memory is not None or options is not None:
-        default = None if options is None else options.batch_chunk_size
-        rows, max_memory = check_memory(_NAME, chunk_size, call.max_memory, default)
+def check_own_options(call: Call) -> Call:
+    """Return the call with the options that PyTorch's function lacks as Python's numbers, after checking them."""
+    given = [getattr(call, name) for name in _OPTIONS]
+    if given == _DEFAULTS and [type(option) for option in given] == _TYPES:
+        return call
     numbers = check_numbers(_NAME, **{name: getattr(call, name) for name in NUMBERS})
     check_bool(_NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
-    outputs = _checked_outputs(call.outputs)
-    return call._replace(**numbers, outputs=outputs, chunk_size=rows, max_memory=max_memory)
+    return call._replace(**numbers, outputs=_checked_outputs(call.outputs))
+
+
+def checked_chunks(
+    chunk_size: int | str, max_memory: int | None, options: "LinearCrossEntropyOptions | None"
+) -> tuple[int | None, int | None]:
+    """Return the rows of a chunk and the bytes of memory that are given, after checking them."""
+    if options is not None:
+        _check_torch_options(options)
+    return check_memory(_NAME, chunk_size, max_memory, None if options is None else options.batch_chunk_size)
 
 
 def _check_torch_options(options: object) -> None:
@@ -173,21 +178,19 @@ def _check_torch_options(options: object) -> None:
         raise TypeError(f"{_NAME}: options must be None or a LinearCrossEntropyOptions, but it is {options!r}")
 
 
-def _checked_outputs(outputs: Collection[str]) -> frozenset[str]:
-    if outputs == ():
-        return _NO_OUTPUTS
+def _checked_outputs(outputs: Collection[str]) -> tuple[str, ...]:
     if isinstance(outputs, str) or not isinstance(outputs, Collection):
         raise TypeError(f"{_NAME}: outputs must be a tuple of names, but it is {outputs!r}")
     for name in outputs:
         if name not in _OUTPUTS:
             raise ValueError(f"{_NAME}: outputs must be among {', '.join(_OUTPUTS)}, but one is {name!r}")
-    return frozenset(outputs)
+    return tuple(outputs)
 
 
 def own_options(call: Call) -> list[str]:
     """Return the names of the options that are given and that PyTorch's function lacks."""
-    given = [(name, getattr(call, name), neutral) for name, neutral in _OWN.items()]
-    return [name for name, value, neutral in given if isinstance(value, Tensor) or value != neutral]
+    given = [name for name, default in zip(_OPTIONS, _DEFAULTS, strict=True) if getattr(call, name) != default]
+    return given if call.token_weight is None else [*given, "token_weight"]
 
 
 def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None", own: Collection[str]) -> Tensor:

@@ -1,6 +1,6 @@
 """The carrier of the arguments of one call of ``linear_cross_entropy``, from the function to the kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 from torch_aclnn_ops._autograd.derivatives import scatter
@@ -72,7 +72,7 @@ class Call(NamedTuple):
     lse_square_scale: Annotated[float, NON_NEGATIVE] = 0.0
     temperature: Annotated[float, POSITIVE] = 1.0
     zero_if_all_ignored: bool = False
-    outputs: frozenset[str] = frozenset()
+    outputs: Collection[str] = ()
     chunk_size: int | None = None
     max_memory: int | None = None
     # What follows from them.
