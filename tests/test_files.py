@@ -3,9 +3,10 @@
 import io
 import os
 import resource
+import signal
 import stat
-import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
+from host_npu.testing import outcomes, run
 from PIL import Image
 
 from benchmarks import _figures, _plots, _results
@@ -126,28 +128,23 @@ def test_a_device_node_is_written_to(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-IMPORTS = """
-import os, sys, tempfile, torch
-from torch_aclnn_ops._files import replacing
-from torch_aclnn_ops.optim import FusedEmaAdam
-"""
-
-
-def _run(program, *arguments, **options):
-    command = [sys.executable, "-c", f"{IMPORTS}{program}", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, **options)
-
-
-@pytest.mark.parametrize("is_file", [False, True], ids=["pipe", "file"])
-def test_standard_output_is_written_to(is_file, tmp_path):
-    program = "model = torch.nn.Linear(2, 2); FusedEmaAdam(model.parameters()).save_ema_model(model, '/dev/stdout')"
-    if is_file:
-        with open(tmp_path / "output", "wb") as output:
-            subprocess.run(_run(program).args, cwd=Path(__file__).parents[1], stdout=output, check=True)
-            assert os.path.samestat(os.fstat(output.fileno()), (tmp_path / "output").stat())
-        contents = (tmp_path / "output").read_bytes()
+def save_to_standard_output(device, path=None):
+    """Save where the standard output is a file or a pipe, and return what it got."""
+    if path is None:
+        reader, writer = os.pipe()
     else:
-        contents, _ = _run(program).communicate()
+        reader = writer = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.dup2(writer, 1)
+    _save_ema_model("/dev/stdout")
+    if path is not None:
+        assert os.path.samestat(os.fstat(1), os.stat(path))
+        os.lseek(reader, 0, os.SEEK_SET)
+    return os.read(reader, 10**5)
+
+
+@pytest.mark.parametrize("name", [None, "output"], ids=["pipe", "file"])
+def test_standard_output_is_written_to(name, tmp_path):
+    [contents] = run(save_to_standard_output, 1, *([tmp_path / name] if name else []), backend="")
     assert list(torch.load(io.BytesIO(contents))) == ["weight", "bias"]
 
 
@@ -175,22 +172,24 @@ def test_a_missing_folder_raises_oserror_with_the_file_name(tmp_path):
         _save_ema_model(tmp_path / "missing" / "averages.pt")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody who may not write")
-def test_a_read_only_folder_raises_oserror_with_the_file_name():
-    program = """
-with tempfile.TemporaryDirectory() as folder:
-    os.chmod(folder, 0o755)
+def error_of_nobody(device, folder):
+    """Return the error of a user who may not write to a folder."""
+    folder.chmod(0o755)
     os.seteuid(65534)
     try:
-        with replacing(f"{folder}/averages.pt"):
+        with replacing(folder / "averages.pt"):
             pass
     except PermissionError as error:
-        print(str(error).replace(folder, "folder"))
+        return str(error)
     finally:
         os.seteuid(0)
-"""
-    output, _ = _run(program).communicate()
-    assert b"Permission denied: 'folder/averages.pt'" in output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody who may not write")
+def test_a_read_only_folder_raises_oserror_with_the_file_name():
+    with tempfile.TemporaryDirectory() as folder:
+        [error] = run(error_of_nobody, 1, Path(folder), backend="")
+    assert f"Permission denied: '{folder}/averages.pt'" in error
 
 
 def test_the_longest_possible_file_name_is_supported(tmp_path):
@@ -199,34 +198,46 @@ def test_the_longest_possible_file_name_is_supported(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-WRITE_AND_WAIT = """
-with replacing(sys.argv[1]) as file:
-    file.write(b"new")
-    file.flush()
-    print(flush=True)
-    sys.stdin.read()
-"""
+def be_killed_while_writing(device, path):
+    """End in the middle of a file."""
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_temporary_file_of_a_killed_process_is_removed_by_the_next_save(tmp_path):
     path, other = tmp_path / "averages.pt", tmp_path / ".averages.pt.backup"
     other.touch()
-    with _run(WRITE_AND_WAIT, path, stdin=subprocess.PIPE) as process:
-        process.stdout.readline()
-        process.kill()
+    [killed] = outcomes(be_killed_while_writing, 1, path, backend="")
+    assert killed.exit_status == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2 and not path.exists()
     _save_ema_model(path)
     assert sorted(tmp_path.iterdir()) == sorted([path, other])
 
 
+def save_while_another_writes(device, path):
+    """Save while another process is writing to the same file; return the number of files then, and the contents."""
+    (ready, is_ready), (done, is_done) = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(is_done)
+        with replacing(path) as file:
+            file.write(b"new")
+            file.flush()
+            os.write(is_ready, b"1")
+            os.read(done, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    _save_ema_model(path)
+    found = len(os.listdir(path.parent)), list(torch.load(path))
+    os.close(is_done)
+    assert os.waitpid(child, 0)[1] == 0
+    return found
+
+
 def test_the_temporary_file_of_a_running_process_is_not_removed(tmp_path):
     path = tmp_path / "averages.pt"
-    with _run(WRITE_AND_WAIT, path, stdin=subprocess.PIPE) as process:
-        process.stdout.readline()
-        _save_ema_model(path)
-        assert len(list(tmp_path.iterdir())) == 2 and list(torch.load(path)) == ["weight", "bias"]
-        process.stdin.close()
-    assert process.returncode == 0
+    assert run(save_while_another_writes, 1, path, backend="") == [(2, ["weight", "bias"])]
     assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
 
 
