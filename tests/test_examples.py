@@ -1,8 +1,10 @@
 """The example programs, at a size that takes seconds."""
 
 import ast
+import contextlib
 import csv
 import importlib
+import io
 import json
 import os
 import pathlib
@@ -11,8 +13,11 @@ import runpy
 import shutil
 import subprocess
 import sys
+from typing import Any
 
+import host_npu
 import pytest
+from host_npu.testing import run
 
 ROOT = pathlib.Path(__file__).parents[1]
 SMALL = ("--no-progress", *"--steps 40 --context 32 --width 32 --layers 1 --heads 2 --batch-size 4 --lr 0.01".split())
@@ -36,11 +41,27 @@ def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
         return [(row["training"], row["validation"], row["validation_ema"]) for row in csv.DictReader(file)]
 
 
+def run_example(device: str, script: str, *options: str) -> tuple[int, str]:
+    """Run an example in a process of host_npu.testing; return its exit status and what it has printed."""
+    path = ROOT / "examples" / script
+    sys.path.insert(0, str(path.parent))
+    sys.argv = [str(path), *options]
+    status: Any = 0
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+    return status or 0, printed.getvalue()
+
+
 @pytest.fixture(scope="module")
 def reference_run(tmp_path_factory):
-    """A full run with its reference, and the tokens it has generated."""
+    """A full run with its reference, and the tokens it has generated: the folder, and what it has printed."""
     output = tmp_path_factory.mktemp("train_lm")
-    return output, _run("train_lm.py", *SMALL, "--reference", "--output", str(output))
+    [(status, printed)] = run(run_example, 1, "train_lm.py", *SMALL, "--reference", "--output", str(output), backend="")
+    assert status == 0, printed
+    return output, printed
 
 
 @pytest.fixture
@@ -55,22 +76,21 @@ def error_of(monkeypatch, capsys):
     """Run an example in this process, which ends it with status 2; return what it says."""
     monkeypatch.syspath_prepend(ROOT / "examples")
 
-    def run(example: str, *options: str) -> str:
+    def error(example: str, *options: str) -> str:
         with pytest.raises(SystemExit) as stopped:
             importlib.import_module(example).main([*options])
         assert stopped.value.code == 2
         return capsys.readouterr().err
 
-    return run
+    return error
 
 
 def test_the_language_model_learns_and_writes_its_files(reference_run):
-    output, result = reference_run
-    assert result.returncode == 0, result.stderr
+    output, printed = reference_run
     losses = [float(training) for training, *_ in _losses(output)]
     assert len(losses) == 40 and abs(losses[0] - 8.3178) < 0.1 and losses[-1] < losses[0] - 0.3
     assert (output / "loss.png").read_bytes().startswith(b"\x89PNG") and (output / "checkpoint.pt").exists()
-    assert "Shown: 40 steps with this package's embedding, losses and optimizer bring a language model" in result.stdout
+    assert "Shown: 40 steps with this package's embedding, losses and optimizer bring a language model" in printed
 
 
 _ON_THE_HOST_NPU = """
@@ -121,8 +141,7 @@ def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_without_leaks(d
 
 
 def test_torchs_own_operators_train_to_the_same_losses_up_to_rounding(reference_run):
-    _, result = reference_run
-    assert "per step: within rounding" in result.stdout
+    assert "per step: within rounding" in reference_run[1]
 
 
 @pytest.mark.exhaustive
@@ -268,47 +287,38 @@ def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
     assert "; 0 operators of CANN were launched" in shown
 
 
-# One process for short programs, because starting the host NPU takes longer.
-_SHORT_ONES = """
-import os, runpy, sys
-from pathlib import Path
-import host_npu
-
-drop_in, own_operator = sys.argv[1:]
-Path("drop_in.py").write_text(Path(drop_in).read_text().replace("= 200, 64, 8,", "= 10, 32, 8,"))
-Path("README.md").write_text("text " * 100)
-os.mkdir("examples")
-os.rename("drop_in.py", "examples/drop_in.py")
-runpy.run_path("examples/drop_in.py")
-host_npu.reset()
-try:
-    runpy.run_path(own_operator, run_name="__main__")
-except SystemExit as end:
-    print("status", end.code)
-"""
+def run_short_ones(device: str, folder: pathlib.Path) -> tuple[str, str]:
+    """Run the drop-in, with fewer steps, and the own operator on the host NPU; return what they print."""
+    drop_in = folder / "examples/drop_in.py"
+    drop_in.parent.mkdir()
+    drop_in.write_text((ROOT / "examples/drop_in.py").read_text().replace("= 200, 64, 8,", "= 10, 32, 8,"))
+    (folder / "README.md").write_text("text " * 100)
+    printed = []
+    for path in (drop_in, ROOT / "examples/own_operator/own_operator.py"):
+        host_npu.reset()
+        status, text = run_example(device, str(path))
+        assert status == 0, text
+        printed.append(text)
+    return printed[0], printed[1]
 
 
 @pytest.fixture(scope="module")
 def short_ones(tmp_path_factory):
-    """What the drop-in, with fewer steps, and the own operator print on the host NPU."""
-    folder = tmp_path_factory.mktemp("short")
-    (folder / "program.py").write_text(_SHORT_ONES)
-    programs = [str(ROOT / "examples" / name) for name in ("drop_in.py", "own_operator/own_operator.py")]
-    result = _run_python("-m", "host_npu", "program.py", *programs, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return run(run_short_ones, 1, tmp_path_factory.mktemp("short"), device="npu", backend="")[0]
 
 
 def test_the_first_example_launches_canns_operators_on_the_host_npu(short_ones):
     # In a step the backward passes of the embedding and of two losses, three operators of the cross entropy, and one of
     # the optimizer for each of eight parameters; and the cross entropy of two evaluations, without gradients.
-    assert "Shown: 10 steps on npu" in short_ones and f"; {10 * (3 + 3 + 8) + 2 * 2} operators of CANN" in short_ones
+    drop_in, _ = short_ones
+    assert "Shown: 10 steps on npu" in drop_in and f"; {10 * (3 + 3 + 8) + 2 * 2} operators of CANN" in drop_in
 
 
 def test_a_custom_operator_is_compiled_tested_and_differentiated_on_the_host_npu(short_ones):
-    assert "refused: aclnnMseLoss refuses the call with status 161002" in short_ones
-    assert "has launched aclnnMseLoss 51 times and aclnnMseLossBackward 27 times without an NPU" in short_ones
-    assert short_ones.endswith("nothing is left alive.\nstatus 0\n")
+    _, own = short_ones
+    assert "refused: aclnnMseLoss refuses the call with status 161002" in own
+    assert "has launched aclnnMseLoss 51 times and aclnnMseLossBackward 27 times without an NPU" in own
+    assert own.endswith("nothing is left alive.\n")
 
 
 def test_a_custom_operator_without_the_host_npu_raises(capsys):
