@@ -26,6 +26,7 @@ BENCHMARKS = {
     "losses": (),
     "linear_cross_entropy": (),
     "linear_kl_div": (),
+    "patched_model": (),
     "trl": (),
 }
 _LONGEST = 900  # seconds of a benchmark

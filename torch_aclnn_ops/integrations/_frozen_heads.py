@@ -46,7 +46,7 @@ def cross_entropy(
     log_call("linear_cross_entropy", Implementation.FALLBACK, lambda: "the head is frozen and has adapters")
     sizes = Sizes(len(target), head.shape[0], head.shape[1], head.dtype, head.is_cpu)
     if chunk_size == "auto":
-        chunk_size, max_memory = None, max_memory or max(2 * LOGITS_BYTES, head.nbytes // 2)
+        chunk_size, max_memory = None, max_memory or max(LOGITS_BYTES, head.nbytes // 2)
     chunks = tile_rows(sizes, chunk_size, max_memory, _COPIES).chunks()
     options_of_rows: dict[str, Any] = {
         "weight": weight,
