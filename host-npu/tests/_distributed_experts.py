@@ -172,6 +172,11 @@ def refusals(device: str) -> dict[str, object]:
     return testing.results_of(REFUSED.items())
 
 
+def alone(device: str) -> dict[str, object]:
+    """Return what the only rank of a communicator raises."""
+    return testing.results_of([("alone", lambda: _dispatch(ranks=1))])
+
+
 def out_of_range(device: str) -> None:
     """Send tokens to an expert that there is not."""
     _dispatch(ids=torch.full((6, CHOICES), EXPERTS, dtype=torch.int32))

@@ -58,6 +58,11 @@ def test_what_is_not_possible_is_refused_by_a_sentence_and_the_ranks_go_on(case)
         assert REFUSED[case].format(rank=rank) in refusals[case]
 
 
+def test_one_rank_has_nobody_to_send_to():
+    (refusals,) = testing.run(programs.alone, 1, device="npu")
+    assert "epWorldSize is 1; CANN takes 2 at least" in refusals["alone"]
+
+
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [

@@ -63,7 +63,9 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::add", {"aclnnAdd", kNumbers}},
         {"aten::addmm", {"aclnnAddmm", kFloats}},
         {"aten::baddbmm", {"aclnnBaddbmm", kFloats}},
+        {"aten::convolution", {"aclnnConvolution", kFloats}},
         {"aten::silu", {"aclnnSilu", kFloats}},
+        {"aten::hardswish", {"aclnnHardswish", kFloats}},
         {"aten::native_batch_norm", {"aclnnBatchNorm", kFloats}},
         {"aten::native_group_norm", {"aclnnGroupNorm", kFloats}},
     };

@@ -37,6 +37,7 @@ struct Division {
 void require_division(const Division& all, const std::string& algorithm) {
     TORCH_CHECK(all.ranks == all.group.ranks, "epWorldSize is ", all.ranks, ", and the communicator \"", all.group.name,
                 "\" has ", all.group.ranks, " ranks");
+    TORCH_CHECK(all.ranks >= 2, "epWorldSize is 1; CANN takes 2 at least");
     TORCH_CHECK(all.rank == all.group.rank, "epRankId is ", all.rank, " on the rank ", all.group.rank,
                 " of the communicator \"", all.group.name, "\"");
     TORCH_CHECK(all.experts > 0 && all.experts <= 1024 && all.experts % all.ranks == 0, "moeExpertNum is ", all.experts,
@@ -158,9 +159,8 @@ Communication dispatch(const AnyTensor& x, const IntegerTensor& ids, const Optio
     const bool quantizes = quant_mode == 2;
     TORCH_CHECK(quant_mode == 0 || quantizes, "the host NPU has the quantMode 0 and 2 only, not ", quant_mode);
     TORCH_CHECK(!smooth || (quantizes && smooth->size(0) == division.experts),
-                "scales must be absent if quantMode is 0, "
-                "and have a row for each of the ",
-                division.experts, " experts if it is 2");
+                "scales must be absent if quantMode is 0, and have a row for each of the ", division.experts,
+                " experts if it is 2");
     TORCH_CHECK(out.rows.dtype() == (quantizes ? at::kChar : x.scalar_type()) && (out.scales || !quantizes),
                 "expandX has dtype ", name_of(out.rows.dtype()), " where quantMode is ", quant_mode);
     TORCH_CHECK(counts == 0 || counts == 1, "expertTokenNumsType is ", counts, "; CANN takes 0 or 1");

@@ -1,7 +1,6 @@
 // Gated units, GELU and RmsNorm with a quantization of their rows behind them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
@@ -130,21 +129,11 @@ void gelu_mul(const Tensor& x, const std::string& approximate, const Out& out) {
 }
 const Formula<"aclnnGeluMul", gelu_mul> gelu_times_half;
 
-struct Normal {
-    Tensor result, rstd;
-};
-
-Normal normal(const Tensor& x, const Tensor& gamma, const OptionalTensor& beta, double epsilon) {
-    const auto rstd = at::rsqrt(x.square().mean(normalized(x, gamma), true) + epsilon);
-    const auto scaled = x * rstd * gamma;
-    return {beta ? scaled + *beta : scaled, rstd};
-}
-
 void rms_norm_quant_v3(const Tensor& x, const Tensor& gamma, const Tensor& scale, const OptionalAnyTensor& offset,
                        const OptionalTensor& beta, double epsilon, bool divides, bool with_rstd, const Out& y,
                        const OptionalOut& rstd) {
     require_int8(y);
-    const auto [result, of_row] = normal(x, gamma, beta, epsilon);
+    const auto [result, of_row] = rms_normal(x, gamma, epsilon, beta);
     const auto scaled = divides ? result / scale : result * scale;
     y = saturated(offset ? scaled + widened(*offset) : scaled, at::kChar);
     if (with_rstd && rstd) *rstd = of_row.view(rstd->sizes());
@@ -161,7 +150,7 @@ void add_rms_norm_dynamic_quant(const Tensor& x1, const Tensor& x2, const Tensor
     TORCH_CHECK(wanted.given || smooth1 || !smooth2, "smooth_scale2 without smooth_scale1 needs an output_mask");
     require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     sum = x1 + x2;
-    const auto result = normal(x1 + x2, gamma, beta, epsilon).result;
+    const auto result = rms_normal(x1 + x2, gamma, epsilon, beta).result;
     const auto is_wanted = [&](std::size_t index, bool otherwise) {
         return wanted.given ? wanted.values[index] != 0 : otherwise;
     };

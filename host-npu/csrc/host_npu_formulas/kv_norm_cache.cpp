@@ -3,10 +3,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/where.h>
 
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/norms.h"
 #include "host_npu_formulas/quantization.h"
 #include "host_npu_formulas/rotary.h"
 
@@ -38,10 +37,6 @@ void write_cache(const Tensor& rows, const IntegerTensor& index, const std::stri
     }
 }
 
-Tensor rms_normalized(const Tensor& x, const Tensor& gamma, double epsilon) {
-    return x * at::rsqrt(x.square().mean(-1, true) + epsilon) * gamma;
-}
-
 void kv_norm_v2(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const Tensor& sin, const IntegerTensor& index,
                 const Out& key_cache, const Out& value_cache, Without<"k_rope_scale">, Without<"c_kv_scale">,
                 Without<"k_rope_offset">, Without<"c_kv_offset">, Without<"v">, double epsilon, const std::string& mode,
@@ -53,7 +48,7 @@ void kv_norm_v2(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const 
     require_shapes({{"cos", cos.sizes(), "...cos"}, {"sin", sin.sizes(), "...cos"}});
     const auto size = gamma.size(0);
     const auto parts = kv.split_with_sizes({size, kv.size(-1) - size}, -1);
-    const auto value = rms_normalized(parts[0], gamma, epsilon);
+    const auto value = rms_normal(parts[0], gamma, epsilon).result;
     const auto key = rotated_sorted(parts[1], cos, sin);
     write_cache(key, index, mode, key_cache);
     write_cache(value, index, mode, value_cache);
@@ -135,7 +130,7 @@ void prolog(const Prolog& in, const IntegerTensor& index, const Out& query, cons
     const auto cos = in.cos.reshape({tokens.size(0), -1}), sin = in.sin.reshape({tokens.size(0), -1});
     auto latent = projected(tokens, in.down_query, in.down_query_scale, in.token_scale);
     if (!in.is_quantized()) latent = as_bfloat16(latent);
-    latent = rms_normalized(latent, in.gamma_of_query, in.epsilon_of_query) * in.query_factor;
+    latent = rms_normal(latent, in.gamma_of_query, in.epsilon_of_query).result * in.query_factor;
     Tensor heads;
     if (in.is_quantized()) {
         const auto [whole, scale] = quantized_rows(in.smooth ? latent * *in.smooth : latent);
@@ -160,7 +155,7 @@ void prolog(const Prolog& in, const IntegerTensor& index, const Out& query, cons
     query_rope = turned.reshape(query_rope.sizes());
     const auto keys = projected(tokens, in.down_key, in.down_key_scale, in.token_scale);
     const auto rank = in.gamma_of_key.size(0);
-    auto key = rms_normalized(keys.slice(1, 0, rank), in.gamma_of_key, in.epsilon_of_key) * in.key_factor;
+    auto key = rms_normal(keys.slice(1, 0, rank), in.gamma_of_key, in.epsilon_of_key).result * in.key_factor;
     if (in.cache_scale) key = saturated(key * *in.cache_scale, at::kChar);
     write_blocks(key, index, in.mode, key_cache);
     write_blocks(rotated_sorted(keys.slice(1, rank), cos, sin), index, in.mode, rope_cache);

@@ -18,16 +18,16 @@ std::vector<std::int64_t> normalized(const Tensor& x, const Tensor& gamma) {
     return dims;
 }
 
-namespace {
-
-// What is normalized, and the factor by which.
-std::pair<Tensor, Tensor> normal(const Tensor& x, const Tensor& gamma, double epsilon) {
-    const auto scale = at::rsqrt((x * x).mean(normalized(x, gamma), true) + epsilon);
-    return {x * scale * gamma, scale};
+RmsNormal rms_normal(const Tensor& x, const Tensor& gamma, double epsilon, const OptionalTensor& beta) {
+    const auto rstd = at::rsqrt(x.square().mean(normalized(x, gamma), true) + epsilon);
+    const auto scaled = x * rstd * gamma;
+    return {beta ? scaled + *beta : scaled, rstd};
 }
 
+namespace {
+
 void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
-    const auto [result, scale] = normal(x, gamma, epsilon);
+    const auto [result, scale] = rms_normal(x, gamma, epsilon);
     rstd = scale;
     y = result;
 }
@@ -57,7 +57,7 @@ void add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, doubl
     TORCH_CHECK(x || !rstd, "rstdOut without xOut");
     TORCH_CHECK(rstd || (gamma.dim() == 2 && gamma.size(0) == 1), "without rstdOut gamma has shape ", gamma.sizes(),
                 " instead of [1, the last dimension of x1]");
-    const auto [result, scale] = normal(summed(x1, x2, y.dtype()), rstd ? gamma : gamma[0], epsilon);
+    const auto [result, scale] = rms_normal(summed(x1, x2, y.dtype()), rstd ? gamma : gamma[0], epsilon);
     if (x) *x = x1 + x2;
     y = result;
     if (rstd) *rstd = scale;

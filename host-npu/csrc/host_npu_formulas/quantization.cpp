@@ -8,9 +8,9 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/searchsorted.h>
 
-#include <numeric>
 #include <vector>
 
+#include "host_npu_formulas/norms.h"
 #include "opapi/native_kernels.h"
 
 namespace host_npu {
@@ -201,7 +201,7 @@ void rms_norm_quant(const Tensor& x, const Tensor& gamma, const OptionalTensor& 
                 " does not fit gamma of shape ", gamma.sizes());
     TORCH_CHECK(scale.numel() == 1 && (!offset || offset->numel() == 1), "scale and offset must have one element");
     require_int8(y);
-    auto normal = x * (x.square().mean(-1, true) + epsilon).rsqrt() * gamma.flatten();
+    auto normal = rms_normal(x, gamma.flatten(), epsilon).result;
     if (beta) normal = normal + beta->flatten();
     normal = normal * scale.flatten();
     y = saturated(offset ? normal + widened(*offset).flatten() : normal, at::kChar);
@@ -216,18 +216,13 @@ void add_rms_norm_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
     TORCH_CHECK(!second_scale && !second_zero_points, "the host NPU has one quantization of AddRmsNorm only");
     TORCH_CHECK(!normal_out || normal_out->sizes() != x1.sizes(), "the host NPU does not return the normalized sum");
     TORCH_CHECK(axis == -1, "the host NPU quantizes along axis -1 only, not ", axis);
-    TORCH_CHECK(gamma.dim() > 0 && gamma.dim() <= x1.dim() && gamma.sizes() == x1.sizes().slice(x1.dim() - gamma.dim()),
-                "gamma of shape ", gamma.sizes(), " does not have the last dimensions of x1 of shape ", x1.sizes());
     require_int8(y);
     require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     const auto x = x1 + x2;
     sum = x;
-    std::vector<std::int64_t> normalized(gamma.dim());
-    std::iota(normalized.begin(), normalized.end(), -gamma.dim());
-    auto normal = x * (x.square().mean(normalized, true) + epsilon).rsqrt() * gamma;
-    if (beta) normal = normal + *beta;
-    normal = divides ? normal / scale : normal * scale;
-    y = saturated(zero_points ? normal + widened(*zero_points) : normal, at::kChar);
+    const auto normal = rms_normal(x, gamma, epsilon, beta).result;
+    const auto scaled = divides ? normal / scale : normal * scale;
+    y = saturated(zero_points ? scaled + widened(*zero_points) : scaled, at::kChar);
 }
 const Formula<"aclnnAddRmsNormQuantV2", add_rms_norm_quant> add_rms_norm_to_int8;
 
