@@ -77,7 +77,7 @@ def test_a_vocab_parallel_loss_launches_what_ranks_exchange_and_compare_besides(
             assert found[name].total() == number + (rank > 0), (name, found[name].total())
 
 
-@pytest.mark.parametrize(("reduction", "number"), [("mean", 27), ("none", 34)])
+@pytest.mark.parametrize(("reduction", "number"), [("mean", 23), ("none", 22)])
 def test_a_divergence_launches_only_what_it_computes(reduction, number):
     leaves = [one.detach().npu().requires_grad_() for one in student(torch.float32)[:2]]
     teacher = [one.npu() for one in head_of_teacher(torch.float32)[:2]]

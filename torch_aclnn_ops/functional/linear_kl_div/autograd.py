@@ -15,17 +15,19 @@ from torch import Tensor
 _OF_ROWS = ("target", "teacher_input", "teacher_values", "teacher_indices")
 _FIELDS = (
     *(*_OF_ROWS, "teacher_weight", "teacher_bias", "is_log", "divergence", "beta", "hard_weight", "temperature"),
-    *("chunk_size", "max_memory", "gradients"),
+    *("chunk_size", "max_memory", "gradients", "recomputes"),
 )
 
 
 class _Divergence(HeadLoss):
     def reduce(self, call: Call, factors: Sequence[Tensor | None] | None) -> tuple[Results, HeadGradients]:
-        losses, made = losses_in_chunks(call, None if factors is None else factors[0])
-        return (losses,), made
+        return losses_in_chunks(call, None if factors is None else factors[0])
 
     def formula(self, call: Call) -> Results:
         return (losses_of_rows(call),)
+
+    def backward_call(self, call: Call, results: Results) -> Call:
+        return call._replace(recomputes=True)
 
     def check_formula(self, call: Call, in_backward: bool) -> None:
         if call.shards is not None and in_backward:

@@ -45,6 +45,7 @@ class Call(NamedTuple):
     reduction: str = "mean"
     zero_if_all_ignored: bool = False
     gradients: tuple[bool, bool, bool] = (False, False, False)  # which of input, linear_weight and linear_bias need one
+    recomputes: bool = False  # whether the gradients alone are computed, in a backward pass
     shards: VocabularyShards | None = None  # how processes share the vocabulary, if they do
     reduce_input_grad: bool = True  # sum the gradient of the input over these processes
 

@@ -73,11 +73,11 @@ class _Kernel:
                 logits.sub_(log_sum.unsqueeze(1))
         return found[0], found[1] if len(found) > 1 else None
 
-    def losses_of_blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Tensor]:
+    def blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Results]:
         """Compare the rows of a chunk, as many at once as fit a cache (all if processes share a vocabulary)."""
         number, call, teacher_logits = logits.shape[0], self.call, self.teacher_logits(rows)
         size = call.rows_of_block(number, logits.shape[1])
-        losses = []
+        results: list[Results] = []
         for of_input in blocks_of(rows, size):
             block = slice(of_input.start - rows.start, of_input.stop - rows.start)
             labels, values, indices = (
@@ -86,8 +86,9 @@ class _Kernel:
             given = call._replace(teacher_values=values, teacher_indices=indices)
             of_teacher = None if teacher_logits is None else teacher_logits[block]
             of_rows = None if factors is None else factors[of_input]
-            losses.append(self.compare(logits[block], of_teacher, given, labels, of_rows))
-        return losses
+            losses = self.compare(logits[block], of_teacher, given, labels, of_rows)
+            results.append(() if losses is None else (losses,))
+        return results
 
     def compare(
         self,
@@ -96,8 +97,8 @@ class _Kernel:
         given: Call,
         labels: Tensor | None,
         factors: Tensor | None,
-    ) -> Tensor:
-        """Return the losses of some rows; with factors, overwrite the student's logits with their gradient."""
+    ) -> Tensor | None:
+        """Return the losses of some rows, if needed; with factors, overwrite the student's logits by their gradient."""
         gradient = student
         student, teacher_logits = self._normalized(student, teacher_logits)
         if labels is None:
@@ -106,7 +107,7 @@ class _Kernel:
         losses = self._compare(student, teacher_logits, given, factors, gradient)
         if their_gradient is not None:
             gradient.add_(their_gradient)
-        return losses + of_labels
+        return None if losses is None else losses + of_labels
 
     def _cross_entropy(self, student: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the weighted cross entropy of the labels, at a temperature of 1, and its gradient."""
@@ -128,28 +129,38 @@ class _Kernel:
 
     def _compare(
         self, student: Tensor, teacher_logits: Tensor | None, given: Call, factors: Tensor | None, gradient: Tensor
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Compare log-probabilities of the student; with factors, overwrite ``gradient``."""
         if given.teacher_indices is not None:
             return self._losses_of_some_classes(student, given, factors, gradient)
         teacher = teacher_logits if teacher_logits is not None else log_probabilities(given)
-        losses, slopes = self._losses_and_slopes(student, teacher.to(student.dtype))
-        sums = self.sum(torch.stack([losses, slopes.sum(1)]))
-        if factors is not None:
-            torch.exp(student, out=gradient).mul_(-sums[1].unsqueeze(1)).add_(slopes).mul_(factors.unsqueeze(1))
-        return sums[0]
+        losses, slopes = self._losses_and_slopes(student, teacher.to(student.dtype), factors is not None)
+        sums = [losses, None if slopes is None or factors is None else slopes.sum(1)]
+        if self.call.shards is not None:
+            summed = iter(self.sum(torch.stack([one for one in sums if one is not None])))
+            sums = [None if one is None else next(summed) for one in sums]
+        losses, total = sums
+        if factors is not None and slopes is not None and total is not None:
+            torch.exp(student, out=gradient).mul_(total.unsqueeze(1))
+            torch.sub(slopes, gradient, out=gradient).mul_(factors.unsqueeze(1))
+        return losses
 
-    def _losses_and_slopes(self, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses_and_slopes(
+        self, student: Tensor, teacher: Tensor, with_slopes: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         call = self.call
-        return losses_and_slopes(call.divergence, call.beta, student, teacher, call.may_be_masked)
+        of_rows = (student, teacher, call.may_be_masked)
+        return losses_and_slopes(call.divergence, call.beta, *of_rows, not call.recomputes, with_slopes)
 
-    def _losses_of_some_classes(self, student: Tensor, given: Call, factors: Tensor | None, gradient: Tensor) -> Tensor:
+    def _losses_of_some_classes(
+        self, student: Tensor, given: Call, factors: Tensor | None, gradient: Tensor
+    ) -> Tensor | None:
         """Compare with a top-k teacher, all of whose other classes count as one."""
         places = Places.of(given)
         few = self.log_sum(places.log_probabilities(student))
         teacher = log_probabilities_with_rest(given, few)
-        losses, slopes = self._losses_and_slopes(few, teacher)
-        if factors is None or student.shape[1] == 0:
+        losses, slopes = self._losses_and_slopes(few, teacher, factors is not None)
+        if factors is None or slopes is None or student.shape[1] == 0:
             return losses
         # The softmax over the other classes, whose share of the probability may be too small to divide by; at most 1 at
         # the top-k classes, whose gradient then replaces it.
@@ -178,8 +189,10 @@ def _subtract_largest(logits: Tensor) -> Tensor:
 
 
 @without_autocast
-def losses_in_chunks(call: Call, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
-    """Compute the loss of each row, 0 if it is ignored, and the gradients of ``(losses * factors).sum()``.
+def losses_in_chunks(call: Call, factors: Tensor | None) -> tuple[Results, HeadGradients]:
+    """Compute the losses of rows, 0 for ignored ones, and the gradients of ``(losses * factors).sum()``.
+
+    A call that recomputes has no losses.
 
     Args:
         call: the arguments of the call.
@@ -193,16 +206,18 @@ def losses_in_chunks(call: Call, factors: Tensor | None) -> tuple[Tensor, HeadGr
     needed = None if factors is None else call.gradients
     kernel = _Kernel(call, kept, cut)
     # The head's products are divided by the temperature, and so are the gradients that pass through them.
-    factors = None if factors is None else kept.select(factors) / call.temperature
+    factors = kept.select(factors)
+    if factors is not None and call.temperature != 1:
+        factors = factors / call.temperature
 
     def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
-        return [(losses,) for losses in kernel.losses_of_blocks(logits, rows, factors)]
+        return kernel.blocks(logits, rows, factors)
 
-    (losses,), gradients = reduce_in_chunks(call.input, kernel.head, kept, cut, reduce_chunk, needed)
+    results, gradients = reduce_in_chunks(call.input, kernel.head, kept, cut, reduce_chunk, needed)
     input_grad, weight_grad, bias_grad = gradients
     if input_grad is not None and call.shards is not None and call.reduce_input_grad:
         input_grad = sum_over_group(input_grad, call.shards.members)
-    return losses, (input_grad, weight_grad, bias_grad)
+    return results, (input_grad, weight_grad, bias_grad)
 
 
 def _describe(call: Call, cut: Tiling, with_gradients: bool) -> str:

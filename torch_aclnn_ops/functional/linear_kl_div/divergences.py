@@ -12,8 +12,14 @@ _VERY_NEGATIVE = -1e30
 
 
 def losses_and_slopes(
-    divergence: Divergence, beta: float, student: Tensor, teacher: Tensor, may_be_masked: bool
-) -> tuple[Tensor, Tensor]:
+    divergence: Divergence,
+    beta: float,
+    student: Tensor,
+    teacher: Tensor,
+    may_be_masked: bool,
+    with_losses: bool = True,
+    with_slopes: bool = True,
+) -> tuple[Tensor | None, Tensor | None]:
     """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.
 
     Of the student's distribution q and the teacher's p it is ``KL(p || q)``, ``KL(q || p)``, or with the mixture
@@ -28,6 +34,8 @@ def losses_and_slopes(
         student: log-probabilities, shape (rows, classes).
         teacher: log-probabilities of the teacher, shape (rows, classes).
         may_be_masked: probabilities may be 0, and their terms are 0.
+        with_losses: whether the divergences are needed, otherwise None.
+        with_slopes: whether the derivatives are needed.
     """
 
     def difference(one: Tensor, other: Tensor, probabilities: Tensor) -> Tensor:
@@ -37,11 +45,12 @@ def losses_and_slopes(
 
     if divergence == "forward_kl":
         p = teacher.exp()
-        return (p * difference(teacher, student, p)).sum(1), -p
+        losses = (p * difference(teacher, student, p)).sum(1) if with_losses else None
+        return losses, -p if with_slopes else None
     if divergence == "reverse_kl":
         q = student.exp()
         terms = q * difference(student, teacher, q)
-        return terms.sum(1), terms
+        return terms.sum(1) if with_losses else None, terms
     if may_be_masked:
         is_masked = (student == -math.inf) & (teacher == -math.inf)  # where logaddexp has no derivative
         student = student.masked_fill(is_masked, _VERY_NEGATIVE)
@@ -49,5 +58,7 @@ def losses_and_slopes(
     p, q = teacher.exp(), student.exp()
     mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
     terms = q * difference(student, mixture, q)
-    of_teacher = (p * difference(teacher, mixture, p)).sum(1)
-    return beta * of_teacher + (1 - beta) * terms.sum(1), terms * (1 - beta)
+    losses = None
+    if with_losses:
+        losses = beta * (p * difference(teacher, mixture, p)).sum(1) + (1 - beta) * terms.sum(1)
+    return losses, terms * (1 - beta) if with_slopes else None

@@ -36,6 +36,7 @@ def losses_of_rows(call: Call) -> Tensor:
     else:
         teacher = log_probabilities(call)
     losses, _ = losses_and_slopes(call.divergence, call.beta, student, teacher.to(student.dtype), call.may_be_masked)
+    assert losses is not None
     if of_labels is not None:
         losses = losses + call.hard_weight * of_labels
     return losses if ignored is None else losses.masked_fill(ignored, 0)

@@ -54,28 +54,36 @@ def compute(call: Call) -> Tensor:
     if call.shards is not None:
         call = check_agreement(call, call.shards, token_weight)
     ignored = None if call.target is None else call.target == IGNORED
-    counts = call.input.new_ones(call.input.shape[0], dtype=call.loss_dtype())
-    classes = call.linear_weight.shape[0] if call.shards is None else call.shards.total
-    if call.target is not None and call.hard_weight:
-        counts = counts.masked_fill(call.target == classes, math.nan)
-    if call.teacher_indices is not None:
-        counts = counts.masked_fill(check_classes(call.teacher_indices, ignored, classes), math.nan)
-    if token_weight is not None:
-        counts = counts * token_weight.reshape(-1).to(accumulation_dtype(call.input.dtype))
-    if ignored is not None:
-        counts = counts.masked_fill(ignored, 0)
+    counts = _counts(call, ignored, token_weight)
     if reduction == "none":
-        return ENGINE.rows(call)[0] * counts
+        losses = ENGINE.rows(call)[0]
+        return losses if counts is None else losses * counts
     nan_if_empty = None
-    factors = counts
-    if reduction == "mean" and ignored is None and counts.shape[0] > 0:
-        factors = counts / counts.sum()
+    rows = call.input.shape[0]
+    factors = call.input.new_ones(rows, dtype=call.loss_dtype()) if counts is None else counts
+    if reduction == "mean" and ignored is None and rows > 0:
+        factors = factors / (rows if counts is None else counts.sum())
     elif reduction == "mean":
-        is_empty = (torch.zeros_like(counts, dtype=torch.bool) if ignored is None else ignored).all()
-        factors = counts / counts.sum().masked_fill(is_empty, 1)
-        nan_if_empty = counts.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)
+        is_empty = (torch.zeros_like(factors, dtype=torch.bool) if ignored is None else ignored).all()
+        nan_if_empty = factors.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)
+        factors = factors / factors.sum().masked_fill(is_empty, 1)
     if any(call.gradients) and not factors.requires_grad and not ENGINE.needs_formula(call, token_weight):
         (loss,) = ENGINE.weighted_sum(call, (factors,))
     else:
         loss = (ENGINE.rows(call)[0] * factors).sum()
     return loss if nan_if_empty is None else loss + nan_if_empty
+
+
+def _counts(call: Call, ignored: Tensor | None, token_weight: Tensor | None) -> Tensor | None:
+    """Return the weight of each row, nan where a class is out of range, or ``None`` if all are 1."""
+    classes = call.linear_weight.shape[0] if call.shards is None else call.shards.total
+    counts = None
+    if ignored is not None or call.teacher_indices is not None or token_weight is not None:
+        counts = call.input.new_ones(call.input.shape[0], dtype=call.loss_dtype())
+    if counts is not None and call.target is not None and call.hard_weight:
+        counts = counts.masked_fill(call.target == classes, math.nan)
+    if counts is not None and call.teacher_indices is not None:
+        counts = counts.masked_fill(check_classes(call.teacher_indices, ignored, classes), math.nan)
+    if counts is not None and token_weight is not None:
+        counts = counts * token_weight.reshape(-1).to(accumulation_dtype(call.input.dtype))
+    return counts if counts is None or ignored is None else counts.masked_fill(ignored, 0)
