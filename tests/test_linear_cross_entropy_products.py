@@ -13,28 +13,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests._contract import DropInContract, Maker
+from tests._contract import Maker
 from tests._cpu_kernels import HAS_UNITS, needs_units
-from tests.test_linear_cross_entropy import CHUNKED_CASES, FUSED_CASES
-
-CASES = {case.name: case for case in (*FUSED_CASES, *CHUNKED_CASES)}
 
 
 @pytest.fixture
 def every_product_is_large(monkeypatch):
     monkeypatch.setattr(products_module, "_FEWEST_MULTIPLICATIONS", 1)
-
-
-@pytest.mark.usefixtures("every_product_is_large")
-class TestLargeProducts(DropInContract):
-    CASES = [
-        CASES[name]
-        for name in (
-            *("mean", "ignored rows, none", "not contiguous", "no rows, sum", "bias", "label smoothing"),
-            *("class weights, mean", "probabilities"),
-        )
-    ]
-    ROUNDINGS = 4.0
 
 
 class _Calls(TorchDispatchMode):
@@ -122,16 +107,23 @@ def test_explain_shows_native_bfloat16_instructions(dtype):
         {"softcap": 5.0, "temperature": 0.5},
         {"temperature": 0.5, "lse_square_scale": 0.1},
         {"reduction": "sum"},
+        {"reduction": "none", "weight": torch.linspace(0.5, 2, 20_000)},
+        {"label_smoothing": 0.1, "linear_bias": torch.linspace(-1, 1, 20_000)},
+    ],
+    ids=[
+        *("defaults", "chunks", "softcap", "temperature and z-loss", "sum"),
+        *("class weights, none", "bias and label smoothing"),
     ],
 )
 def test_large_products_in_chunks_and_blocks_are_as_exact_as_small_ones(monkeypatch, dtype, options):
     input, head, target = _tensors(dtype, rows=301, features=70, classes=20_000)  # two blocks of the head
     target[::3] = -100
+    options = {name: one.to(dtype) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
     results = []
     for fewest in (1, 2**62):
         monkeypatch.setattr(products_module, "_FEWEST_MULTIPLICATIONS", fewest)
         loss = ours.linear_cross_entropy(input, head, target, **options)
-        results.append((loss, *torch.autograd.grad(loss, (input, head))))
+        results.append((loss, *torch.autograd.grad(loss.sum(), (input, head))))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=1e-6)
     for large, small in zip(results[0][1:], results[1][1:], strict=True):
         rounding = torch.finfo(dtype).eps
