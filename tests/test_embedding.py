@@ -34,20 +34,14 @@ CASES = [
     Case("transposed table", lambda make: (make.normal(3, 5),), lambda F, w, i: F.embedding(i, w.T), _indices(5, 4)),
     Case("strided indices", _table(5, 3), lambda F, w, i: F.embedding(i[:, ::2].T, w), _indices(5, 4, 6)),
     Case("32-bit indices", _table(5, 3), lambda F, w, i: F.embedding(i.int(), w), _indices(5, 4)),
+    # No index is that of the padding row, whose gradient is zero by definition.
+    Case("padding", _table(5, 3), lambda F, w, i: F.embedding(i + 1, w, padding_idx=0), _indices(4, 6)),
+    Case("negative padding", _table(5, 3), lambda F, w, i: F.embedding(i, w, padding_idx=-1), _indices(4, 6)),
 ]
 
 
 class TestDropIn(DropInContract):
     CASES = CASES
-
-
-class TestDropInWithPadding(DropInContract):
-    """The padding row's gradient is zero by definition, so its numerical derivatives are those of the other rows."""
-
-    CASES = [
-        Case("padding", _table(5, 3), lambda F, w, i: F.embedding(i + 1, w, padding_idx=0), _indices(4, 6)),
-        Case("negative padding", _table(5, 3), lambda F, w, i: F.embedding(i, w, padding_idx=-1), _indices(4, 6)),
-    ]
 
 
 class TestDropInScaledByFrequency(DropInContract):

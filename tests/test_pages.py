@@ -148,13 +148,6 @@ def test_the_reference_lists_every_public_name(module):
     assert not missing
 
 
-@pytest.mark.parametrize("module", PUBLIC)
-def test_docstrings_have_60_lines_at_most(module):
-    public = importlib.import_module(module)
-    texts = {name: inspect.getdoc(getattr(public, name)) or "" for name in public.__all__}
-    assert not [name for name, text in texts.items() if text.count("\n") >= 60]
-
-
 @pytest.mark.parametrize("page, title, text", _report.sections(), ids=lambda one: getattr(one, "name", None))
 def test_the_tables_of_a_page_are_made_of_the_measured_files(page, title, text):
     assert put_between(page.read_text(), title, text) == page.read_text()

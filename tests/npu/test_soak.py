@@ -18,13 +18,3 @@ def test_training_leaks_nothing(device, monkeypatch):
     assert samples[-1].step == 360
     assert not soak.growth(samples)
     assert device == "cpu" or samples[-1].counts["bytes on the device"] > 0
-
-
-def test_memory_growth_after_the_first_third_is_reported():
-    counts = [
-        {"tensors": 5, "open files": 3},
-        {"tensors": 7, "open files": 3},
-        {"tensors": 9, "open files": 2, "new": 1},
-    ]
-    samples = [soak.Sample(step, 1.0, 1, found) for step, found in enumerate(counts)]
-    assert soak.growth(samples) == {"tensors": 4, "new": 1}
