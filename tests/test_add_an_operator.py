@@ -92,11 +92,11 @@ def test_a_missing_file_is_reported_with_what_to_write(sources, left_out):
 
 @pytest.mark.exhaustive
 def test_the_operator_passes_the_contracts_of_drop_ins_raw_operators_and_modules(sources):
-    _run(sources, "-m", "tests.test_public_api")
-    not_measured = "--deselect=tests/test_layout.py::test_every_operator_has_all_files_and_entries"
-    tests = [f"tests/test_{name}.py" for name in ("softplus", "nn", "patch", "layout", "disabled", "public_api")]
+    for command in ("benchmarks.errors", "tests.test_public_api"):
+        _run(sources, "-m", command)
+    names = ("softplus", "nn", "patch", "layout", "pages", "disabled", "public_api")
     of_torch = "tests/test_package.py::test_a_drop_in_has_torchs_arguments_and_defaults"
-    _run(sources, "-m", "pytest", "-q", *tests, of_torch, "-m", "", not_measured)
+    _run(sources, "-m", "pytest", "-q", *(f"tests/test_{name}.py" for name in names), of_torch, "-m", "")
     for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
         _run(sources, "-m", *tool)
 
