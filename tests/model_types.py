@@ -84,12 +84,10 @@ NO_LABELS = "has no loss: its forward pass takes no labels"
 NEEDS_TIMM = "is not tested: the model needs timm"
 NO_LINEAR = "`patch_model` raises: the head is not a linear layer"
 STACKED = "`patch_model` warns: the logits of several heads are stacked before the loss"
-LOG_SOFTMAX = "`patch_model` warns: the loss is computed with `log_softmax` and `nll_loss`"
 WEIGHTS = "`patch_model` warns: the model multiplies by the head's weights itself, together with others"
 # What a warning says, by the sentence of the page.
 WARNINGS = {
     STACKED: "stack needs them",
-    LOG_SOFTMAX: "log_softmax needs them",
     WEIGHTS: "was not called as a linear layer",
 }
 WITH_LOGITS = {
@@ -98,8 +96,6 @@ WITH_LOGITS = {
     ("causal", "gemma4_unified_assistant"): NO_LABELS,
     ("causal", "musicgen"): STACKED,
     ("causal", "musicgen_melody"): STACKED,
-    ("causal", "prophetnet"): LOG_SOFTMAX,
-    ("seq2seq", "prophetnet"): LOG_SOFTMAX,
     ("masked", "mobilebert"): WEIGHTS,
     ("masked", "perceiver"): NO_LINEAR,
 }

@@ -189,6 +189,10 @@ LOSSES = {
     "log-probabilities of rows": lambda logits: torch.log_softmax(logits[0, 1:], dim=1).gather(1, INDEX[0, 1:]).sum(),
     "log-probabilities in float64": lambda logits: _log_softmax(logits, 2, dtype=torch.float64).gather(2, INDEX).sum(),
     "their sum": lambda logits: _log_softmax(logits, dim=-1).sum(-1)[0] @ torch.arange(3.0),
+    "nll_loss": lambda logits: nn.functional.nll_loss(_log_softmax(logits, -1).view(-1, 50), TARGET[0]),
+    "a module of log-probabilities": lambda logits: nn.NLLLoss(torch.linspace(0, 1, 50), ignore_index=4)(
+        _log_softmax(logits.view(-1, 50), -1), TARGET[0].clamp(min=0)
+    ),
     "a smoothed loss": lambda logits: _smoothed(logits),
 }
 

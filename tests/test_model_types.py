@@ -34,7 +34,14 @@ from tests.model_types import (
     page,
 )
 
-ALWAYS = {("causal", "opt"), ("causal", "bart"), ("seq2seq", "t5"), ("seq2seq", "fsmt"), ("masked", "bert")}
+ALWAYS = {
+    ("causal", "opt"),
+    ("causal", "bart"),
+    ("causal", "prophetnet"),
+    ("seq2seq", "t5"),
+    ("seq2seq", "fsmt"),
+    ("masked", "bert"),
+}
 
 
 class Logits(TorchDispatchMode):

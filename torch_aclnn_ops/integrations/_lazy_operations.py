@@ -171,6 +171,7 @@ _OF_LOG_PROBABILITIES: dict[str, Rule] = {
     **dict.fromkeys(("neg", "negative", "__neg__"), LogProbabilities.negated),
     "gather": LogProbabilities.gathered,
     "sum": LogProbabilities.summed,
+    "nll_loss": LogProbabilities.nll_loss,
 }
 METHODS = {name for name in RULES.keys() | _OF_LOG_PROBABILITIES.keys() if hasattr(Tensor, name)}
 # Keyed by the function that ``__torch_function__`` receives.

@@ -56,6 +56,20 @@ class LogProbabilities(NamedTuple):
         mean = self._loss(target, (*sizes, 1) if keepdim else sizes, label_smoothing=1.0)
         return None if mean is None else (mean * self.logits.classes).to(dtype or mean.dtype)
 
+    def nll_loss(
+        self,
+        target: Tensor,
+        weight: Tensor | None = None,
+        size_average: None = None,
+        ignore_index: int = -100,
+        reduce: None = None,
+        reduction: str = "mean",
+    ) -> Tensor | None:
+        """Return what ``nll_loss`` does of rows: the cross entropy, if the sign is 1."""
+        if self.sign != 1 or len(self.logits.shape) != 2 or size_average is not None or reduce is not None:
+            return None
+        return self.logits.cross_entropy(target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+
     def _is_last(self, dim: int) -> bool:
         return type(dim) is int and dim in (-1, len(self.logits.shape) - 1)
 

@@ -85,10 +85,10 @@ def patch_model(
             ``Trainer`` then gets no predictions.
         lazy_without_labels: Return lazy logits in training without ``labels`` too, for a loss that the program computes
             itself, such as a ``Trainer``'s ``compute_loss_func`` or ``label_smoothing_factor``. It saves memory if it
-            is the cross entropy, or ``log_softmax`` followed by ``gather`` and ``sum`` over the classes, of rows of the
-            logits. With False, and in a wrapper that searches the outputs for tensors (``fully_shard``, FSDP1, and
-            ``DistributedDataParallel`` with ``find_unused_parameters`` or ``static_graph``), such a call computes the
-            logits, with one warning.
+            is the cross entropy, or ``log_softmax`` followed by ``nll_loss`` or by ``gather`` and ``sum`` over the
+            classes, of rows of the logits. With False, and in a wrapper that searches the outputs for tensors
+            (``fully_shard``, FSDP1, and ``DistributedDataParallel`` with ``find_unused_parameters`` or
+            ``static_graph``), such a call computes the logits, with one warning.
 
     Returns:
         ``model``.
