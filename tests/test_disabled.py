@@ -222,6 +222,7 @@ COMPILED = {
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("by_variable", [False, True])
+@pytest.mark.every_nth_case(3)
 def test_a_call_is_compiled_in_one_graph_while_the_package_is_disabled(name, backend, by_variable, monkeypatch):
     function, arguments = COMPILED[name]
     switch = disabled()

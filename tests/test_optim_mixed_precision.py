@@ -111,6 +111,7 @@ def test_in_place_changes_of_a_parameter_reach_its_master_weight(dtype, flatten)
 
 
 @each_half
+@pytest.mark.every_nth_case(2)
 def test_a_step_that_inductor_compiles_keeps_the_precision_of_the_master_weights(dtype):
     masters = []
     for is_compiled in (True, False):
@@ -128,6 +129,7 @@ def test_a_step_that_inductor_compiles_keeps_the_precision_of_the_master_weights
 @each_flatten
 @pytest.mark.parametrize("change", ["in place", "new data"])
 @pytest.mark.parametrize("has_grad", [True, False], ids=["gradient", "no gradient"])
+@pytest.mark.every_nth_case(3)
 def test_a_compiled_step_continues_from_changed_parameters(change, has_grad, flatten):
     weight, other = (nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)) for _ in range(2))
     optimizer = FusedEmaAdam([weight, other], lr=0.0, ema_decay=0.0, flatten=flatten)
