@@ -1,5 +1,7 @@
 #include "hccl/call.h"
 
+#include <algorithm>
+#include <iterator>
 #include <sstream>
 #include <string_view>
 
@@ -41,6 +43,30 @@ std::string arguments(const CallHead& head) {
 bool agree(const CallHead& first, const CallHead& second) {
     return first.function == second.function && first.dtype == second.dtype && first.op == second.op &&
            first.peer == second.peer && first.count == second.count;
+}
+
+struct DataType {
+    HcclDataType dtype;
+    const char* name;
+    std::size_t size;
+};
+
+constexpr DataType kDataTypes[] = {
+    {HCCL_DATA_TYPE_INT8, "int8", 1},       {HCCL_DATA_TYPE_INT16, "int16", 2},
+    {HCCL_DATA_TYPE_INT32, "int32", 4},     {HCCL_DATA_TYPE_INT64, "int64", 8},
+    {HCCL_DATA_TYPE_INT128, "int128", 16},  {HCCL_DATA_TYPE_UINT8, "uint8", 1},
+    {HCCL_DATA_TYPE_UINT16, "uint16", 2},   {HCCL_DATA_TYPE_UINT32, "uint32", 4},
+    {HCCL_DATA_TYPE_UINT64, "uint64", 8},   {HCCL_DATA_TYPE_FP16, "fp16", 2},
+    {HCCL_DATA_TYPE_FP32, "fp32", 4},       {HCCL_DATA_TYPE_FP64, "fp64", 8},
+    {HCCL_DATA_TYPE_BFP16, "bf16", 2},      {HCCL_DATA_TYPE_HIF8, "hif8", 1},
+    {HCCL_DATA_TYPE_FP8E4M3, "fp8e4m3", 1}, {HCCL_DATA_TYPE_FP8E5M2, "fp8e5m2", 1},
+    {HCCL_DATA_TYPE_FP8E8M0, "fp8e8m0", 1},
+};
+
+// Null for a number that is none.
+const DataType* find(HcclDataType dtype) {
+    const auto* const found = std::ranges::find(kDataTypes, dtype, &DataType::dtype);
+    return found == std::end(kDataTypes) ? nullptr : found;
 }
 
 std::string called(Rank rank, const std::string& call) { return "rank " + std::to_string(rank) + " called " + call; }
@@ -94,44 +120,8 @@ const char* name_of(Function function) {
 }
 
 std::string name_of(HcclDataType dtype) {
-    switch (dtype) {
-        case HCCL_DATA_TYPE_INT8:
-            return "int8";
-        case HCCL_DATA_TYPE_INT16:
-            return "int16";
-        case HCCL_DATA_TYPE_INT32:
-            return "int32";
-        case HCCL_DATA_TYPE_FP16:
-            return "fp16";
-        case HCCL_DATA_TYPE_FP32:
-            return "fp32";
-        case HCCL_DATA_TYPE_INT64:
-            return "int64";
-        case HCCL_DATA_TYPE_UINT64:
-            return "uint64";
-        case HCCL_DATA_TYPE_UINT8:
-            return "uint8";
-        case HCCL_DATA_TYPE_UINT16:
-            return "uint16";
-        case HCCL_DATA_TYPE_UINT32:
-            return "uint32";
-        case HCCL_DATA_TYPE_FP64:
-            return "fp64";
-        case HCCL_DATA_TYPE_BFP16:
-            return "bf16";
-        case HCCL_DATA_TYPE_INT128:
-            return "int128";
-        case HCCL_DATA_TYPE_HIF8:
-            return "hif8";
-        case HCCL_DATA_TYPE_FP8E4M3:
-            return "fp8e4m3";
-        case HCCL_DATA_TYPE_FP8E5M2:
-            return "fp8e5m2";
-        case HCCL_DATA_TYPE_FP8E8M0:
-            return "fp8e8m0";
-        default:
-            return "data type " + std::to_string(dtype);
-    }
+    const auto* const found = find(dtype);
+    return found == nullptr ? "data type " + std::to_string(dtype) : found->name;
 }
 
 std::string name_of(HcclReduceOp op) {
@@ -150,32 +140,8 @@ std::string name_of(HcclReduceOp op) {
 }
 
 std::size_t item_size(HcclDataType dtype) {
-    switch (dtype) {
-        case HCCL_DATA_TYPE_INT8:
-        case HCCL_DATA_TYPE_UINT8:
-        case HCCL_DATA_TYPE_HIF8:
-        case HCCL_DATA_TYPE_FP8E4M3:
-        case HCCL_DATA_TYPE_FP8E5M2:
-        case HCCL_DATA_TYPE_FP8E8M0:
-            return 1;
-        case HCCL_DATA_TYPE_INT16:
-        case HCCL_DATA_TYPE_UINT16:
-        case HCCL_DATA_TYPE_FP16:
-        case HCCL_DATA_TYPE_BFP16:
-            return 2;
-        case HCCL_DATA_TYPE_INT32:
-        case HCCL_DATA_TYPE_UINT32:
-        case HCCL_DATA_TYPE_FP32:
-            return 4;
-        case HCCL_DATA_TYPE_INT64:
-        case HCCL_DATA_TYPE_UINT64:
-        case HCCL_DATA_TYPE_FP64:
-            return 8;
-        case HCCL_DATA_TYPE_INT128:
-            return 16;
-        default:
-            return 0;
-    }
+    const auto* const found = find(dtype);
+    return found == nullptr ? 0 : found->size;
 }
 
 std::string describe(const CallHead& head) {
