@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch.nn import Module
 
+CURE = "use torch.nn.functional.cross_entropy of whole rows of the logits, or unpatch_model"
 # What a patched model keeps it by, in a tuple with the field ``record``.
 PATCH = "_torch_aclnn_ops_patch"
 
@@ -50,9 +51,8 @@ class Materializations:
             if not self.is_seen and not self.is_told:
                 self.is_told = True
                 warnings.warn(
-                    f"patch_model: {operation} materializes the logits of all tokens, so this loss saves no memory (the"
-                    " head, or the model's forward, was called directly); use torch.nn.functional.cross_entropy of"
-                    " whole rows of the logits, or call unpatch_model",
+                    f"patch_model: {operation} materializes the logits of all tokens, so this loss saves no memory;"
+                    f" {CURE}",
                     stacklevel=2,
                 )
 

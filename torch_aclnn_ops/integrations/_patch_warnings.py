@@ -4,7 +4,7 @@ import warnings
 from typing import Any, cast
 
 from torch_aclnn_ops.integrations._head_layers import is_plain
-from torch_aclnn_ops.integrations._materializations import Materializations
+from torch_aclnn_ops.integrations._materializations import CURE, Materializations
 
 import torch
 from torch import nn
@@ -30,10 +30,7 @@ def warn_of_reason(model: nn.Module, record: Materializations, is_fused_by_trl: 
             " its trainer"
         )
     elif record.operation is not None:
-        reason = (
-            f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
-            " unpatch_model"
-        )
+        reason = f"{record.operation} needs them; {CURE}"
     elif not record.heads and model.training and not getattr(head, "training", True):
         reason = "its head is in evaluation mode; call train() of the model, or unpatch_model"
     elif not record.heads and isinstance(weight, torch.Tensor) and not is_plain(weight):
