@@ -346,6 +346,20 @@ def test_a_gradient_whose_memory_was_replaced_is_used(dtype, keeps, replace):
     assert_same(flat, plain)
 
 
+def test_a_gradient_that_is_transposed_in_place_is_used():
+    results = []
+    for flatten in (False, True):
+        weight = nn.Parameter(torch.ones(4, 4))
+        optimizer = FusedEmaAdam([weight], **SETTINGS, flatten=flatten)
+        for _ in range(3):
+            weight.grad = torch.linspace(-1, 1, 16).view(4, 4)
+            optimizer.step()
+            weight.grad.t_()
+            optimizer.step()
+        results.append(weight.detach())
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_parameters_shared_with_other_processes_stay_shared():
     weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
     weights[0].share_memory_()

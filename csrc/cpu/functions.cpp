@@ -12,6 +12,7 @@
 #include "../autograd/embedding.h"
 #include "../autograd/mse_loss.h"
 #include "../autograd/raw_operator.h"
+#include "placement.h"
 
 namespace torch_aclnn_ops {
 namespace {
@@ -102,6 +103,7 @@ const RegisterFunction<EmbeddingOnCpu> embedding;
 PYBIND11_MODULE(_cpu, module) {
     module.doc() = "Operators and autograd functions for CPU tensors.";
     define_functions(module);
+    module.def("placement", &placement);
 }
 
 }  // namespace torch_aclnn_ops

@@ -1,10 +1,10 @@
 """A contiguous buffer for the weights of many parameters, and others for their gradients and states."""
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from itertools import chain
-from operator import attrgetter, eq, is_, ne
+from operator import attrgetter, is_, ne
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._cpu_extension import placement
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain
 from torch_aclnn_ops.optim.state import (
@@ -69,7 +69,8 @@ class FlatBuffer:
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
         self._strides = list(map(Tensor.stride, self.params))
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
-        self._addresses = list(map(Tensor.data_ptr, chain(self._param_views, self._grad_views)))
+        self._addresses = list(map(Tensor.data_ptr, self._grad_views))
+        self._placement = placement(self._grad_views)
         buffers = self.weights, self.grads, *self.states.values(), self.steps
         self.bounds = [bound for one in buffers for bound in (one.data_ptr(), one.data_ptr() + one.nbytes)]
         self.all_states = states
@@ -108,8 +109,8 @@ class FlatBuffer:
 
     def are_params_views(self) -> bool:
         """Return whether all parameters are views of the buffer."""
-        addresses, strides = map(Tensor.data_ptr, self.params), map(Tensor.stride, self.params)
-        return all(map(eq, addresses, self._addresses)) and all(map(eq, strides, self._strides))
+        pairs = zip(self.params, self._param_views, strict=True)
+        return all([param.data_ptr() == view.data_ptr() and param.stride() == view.stride() for param, view in pairs])
 
     def has_own_states(self) -> bool:
         """Return whether the states are views of the buffers."""
@@ -158,19 +159,21 @@ class FlatBuffer:
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are views of their buffer; :meth:`gather` uses this, too."""
-        self._has_own_grads = all(map(is_, map(_grad_of, self.params), self._grad_views)) and all(
-            map(eq, map(Tensor.data_ptr, self._grad_views), self._addresses[len(self.params) :])
-        )
+        are_views = all(map(is_, map(_grad_of, self.params), self._grad_views))
+        self._has_own_grads = are_views and placement(self._grad_views) == self._placement
         return self._has_own_grads
+
+    def _has_moved(self, i: int) -> bool:
+        """Return whether a program has changed the view of a gradient itself, as by ``grad.data = ...``."""
+        view = self._grad_views[i]
+        return view.data_ptr() != self._addresses[i] or view.stride() != self._strides[i]
 
     def foreign_grads(self) -> list[Tensor]:
         """Return the gradients that are not views of their buffer."""
         if self._has_own_grads:
             return []
-        own = zip(map(_grad_of, self.params), self._grad_views, self._addresses[len(self.params) :], strict=True)
-        return [
-            grad for grad, view, place in own if grad is not None and (grad is not view or view.data_ptr() != place)
-        ]
+        pairs = enumerate(zip(map(_grad_of, self.params), self._grad_views, strict=True))
+        return [grad for i, (grad, view) in pairs if grad is not None and (grad is not view or self._has_moved(i))]
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
@@ -231,9 +234,8 @@ class FlatBuffer:
     def _take_grads(self, run: Run) -> None:
         """Copy the gradients of a run into the buffer, and replace them by its views."""
         members = range(run.members.start, run.members.stop)
-        addresses = self._addresses[len(self.params) :]
         for i in members:
-            if self._grad_views[i].data_ptr() != addresses[i]:  # grad.data = ..., which is copied in
+            if self._has_moved(i):  # what it is now is copied in
                 self._grad_views[i] = self._view(self.grads, i)
         fresh = [i for i in members if self.params[i].grad is not self._grad_views[i]]
         grads: list[Tensor] = [self.params[i].grad for i in fresh]  # type: ignore[misc]

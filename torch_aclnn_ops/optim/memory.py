@@ -1,9 +1,10 @@
 """Checks of the parameters: whether their memory has changed, matches the states, is not shared, and holds reals."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter, eq, is_
+from operator import eq, is_
 from typing import Any
 
+from torch_aclnn_ops._cpu_extension import placement
 from torch_aclnn_ops._memory import extent, first_overlap
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 from torch_aclnn_ops.optim.state import TENSOR_STATES
@@ -13,20 +14,16 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 _Groups = Sequence[dict[str, Any]]
-_dtype_of = attrgetter("dtype")
 
 
 class Placement:
-    """A snapshot of the addresses, dtypes, sizes and strides of an optimizer's parameters."""
+    """A snapshot of the addresses, dtypes, shapes and strides of an optimizer's parameters."""
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
         self._plain: list[Tensor] = []
         self._others: list[Tensor] = []
-        self._addresses: list[int] = []
-        self._dtypes: list[torch.dtype] = []
-        self._numels: list[int] = []
-        self._strides: list[object] = []
+        self._placement: object = None
         self._locations: list[object] = []
 
     def remember(self, groups: _Groups) -> None:
@@ -36,24 +33,16 @@ class Placement:
         for param in self._params:
             is_usual = is_plain(param) and has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)
-        self._addresses = list(map(Tensor.data_ptr, self._plain))
-        self._dtypes = list(map(_dtype_of, self._plain))
-        self._numels = list(map(Tensor.numel, self._plain))
-        self._strides = list(map(Tensor.stride, self._plain))
+        self._placement = placement(self._plain)
         self._locations = list(map(_location, self._others))
 
     def is_current(self, groups: _Groups) -> bool:
         """Return whether the parameters match the snapshot."""
         params = [param for group in groups for param in group["params"]]
-        # Compared one by one: thousands of tuples that live at the same time start Python's garbage collector. The
-        # address implies the device, and numel and strides the shape of a tensor without gaps.
         return (
             len(params) == len(self._params)
             and all(map(is_, params, self._params))
-            and all(map(eq, map(Tensor.data_ptr, self._plain), self._addresses))
-            and all(map(is_, map(_dtype_of, self._plain), self._dtypes))
-            and all(map(eq, map(Tensor.numel, self._plain), self._numels))
-            and all(map(eq, map(Tensor.stride, self._plain), self._strides))
+            and placement(self._plain) == self._placement
             and all(map(eq, map(_location, self._others), self._locations))
         )
 

@@ -182,6 +182,8 @@ class CachedState:
         if self.has_masters:
             self._names.append("master_params")
         self._dicts, self._tensors = found, list(chain.from_iterable(map(dict.values, found)))
+        # If these are all states, they are compared in their order, because to look a parameter up calls Python code.
+        self._items = (list(states), list(states.values())) if len(states) == len(found) else ([], [])
         self._versions: list[int] = []
         # Data of the parameters with master weights: a new storage may have the address of a freed one.
         self._storages: list[ReferenceType[torch.UntypedStorage]] = []
@@ -195,7 +197,10 @@ class CachedState:
             return False
         if not all(map(is_, params, self._all_params)):
             return False
-        found = [state for state in map(states.get, params) if state is not None]
+        keys, values = self._items
+        found = self._dicts
+        if len(states) != len(keys) or not (all(map(is_, states, keys)) and all(map(is_, states.values(), values))):
+            found = [state for state in map(states.get, params) if state is not None]
         return (
             len(found) == len(self._dicts)
             and all(map(is_, found, self._dicts))
