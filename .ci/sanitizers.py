@@ -20,18 +20,10 @@ _PYTHON_OPTIONS = {
 }
 # Measures the memory of the process, which AddressSanitizer keeps when it is freed.
 _WITHOUT = ("tests/npu/test_leaks.py::test_many_calls_leak_nothing",)
-_CPU_TESTS = tuple(
-    f"tests/test_{name}.py"
-    for name in ("linear_cross_entropy_compiled", "linear_cross_entropy_products", "native_functions")
-)
-# What is looked at in every step keeps the compiler from vectors: 1,001 numbers that are added one after the other have
-# more roundings than the test allows. The second test runs the first one in another process.
-_WITHOUT_VECTORS = tuple(
-    f"{_CPU_TESTS[0]}::{name}"
-    for name in (
-        "test_the_softmax_is_exact_to_a_few_roundings[1001]",
-        "test_these_tests_pass_with_the_instruction_sets_of_other_cpus",
-    )
+_CPU_TESTS = (
+    "tests/test_linear_cross_entropy_products.py",
+    "tests/test_native_functions.py",
+    "tests/test_optim_flat.py",
 )
 
 
@@ -47,7 +39,7 @@ def check_addresses() -> bool:
     """Return whether nothing was reported."""
     environment = _copy.build(_COPY, "address,undefined") | {"HOST_NPU_DEVICES": "2"}
     pytest = ("-m", "pytest", "--quiet", "-p", "no:cacheprovider")
-    without = [f"--deselect={name}" for name in (*_WITHOUT, *_WITHOUT_VECTORS)]
+    without = [f"--deselect={name}" for name in _WITHOUT]
     passed = [
         _run_in_copy(environment, "-m", "host_npu", *pytest, "tests/npu", *without),
         _run_in_copy(environment, *pytest, *_CPU_TESTS, *without),
