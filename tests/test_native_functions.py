@@ -253,3 +253,24 @@ def test_without_the_extension_the_python_function_is_used(name, monkeypatch):
     in_python = _run(name)
     assert not _is_native(in_python[0])
     _assert_same(native, in_python)
+
+
+MOVES = {
+    "address": lambda tensor: tensor.clone(),
+    "dtype": lambda tensor: tensor.view(torch.bfloat16),
+    "shape": lambda tensor: tensor.view(4, 4),
+    "fewer elements": lambda tensor: tensor[:, :7],
+    "strides": lambda tensor: tensor.as_strided((2, 8), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_where_tensors_lie_differs_if_one_of_them_changes(move, is_built, monkeypatch):
+    if not is_built:
+        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+    tensors = [torch.zeros(3), torch.zeros(2, 8).half(), torch.zeros(())]
+    before = _cpu_extension.placement(tensors)
+    assert _cpu_extension.placement(list(tensors)) == before
+    assert _cpu_extension.placement([tensors[0], move(tensors[1]), tensors[2]]) != before
+    assert _cpu_extension.placement(tensors[::-1]) != before
