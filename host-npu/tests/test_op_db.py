@@ -25,6 +25,10 @@ _CHOICES = {
     "chalf": ("aclnnInplaceCopy: selfRef has dtype complex32", "no copy of CANN takes complex32"),
     "double": (_IS_NARROW, _NO_FLOAT64),
     "float_power": (_IS_NARROW, _NO_FLOAT64),
+    "linalg.eig": (
+        "self not implemented for DT_COMPLEX64",
+        "CANN multiplies no complex matrices, as its gradient does",
+    ),
     "nn.functional.max_unpool2d.grad": (
         "NPU contiguous operator only supported contiguous memory format",
         "torch_npu's contiguous() takes no channels_last",
@@ -38,14 +42,18 @@ _CHOICES = {
 }
 # Operators whose results are not the CPU's bit for bit, but as close to float32's as the dtype allows, and why.
 _ROUNDED_ONCE = "16-bit matrices are multiplied in float32 and rounded once, as on a device"
+_SAMPLED_ONCE = "16-bit images are sampled in float32 and rounded once, as on a device"
 _SIMULATED = "a simulated operator of CANN, whose arithmetic is float32 and rounded once"
 _NOT_EXACT = {
     "float32": {"nn.functional.binary_cross_entropy": _SIMULATED},
     "bfloat16": {
         "addbmm": _ROUNDED_ONCE,
         "addmv": _ROUNDED_ONCE,
+        "grid_sampler_2d": _SAMPLED_ONCE,
+        "grid_sampler_3d": _SAMPLED_ONCE,
         "nn.functional.binary_cross_entropy": _SIMULATED,
         "nn.functional.embedding": _SIMULATED,
+        "nn.functional.grid_sample": _SAMPLED_ONCE,
         "nn.functional.linear_cross_entropy.chunked": _ROUNDED_ONCE,
         "nn.functional.linear_cross_entropy.chunked_none": _ROUNDED_ONCE,
         "nn.functional.mse_loss": _SIMULATED,
