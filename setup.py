@@ -4,7 +4,7 @@ Parts are compiled where what they need is installed, and left out, with a line 
 
 * ``torch_aclnn_ops._C`` (csrc/npu), the NPU extension, needs torch and torch_npu: ``TORCH_ACLNN_NPU=0`` leaves it out,
   ``1`` fails without them;
-* ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
+* ``torch_aclnn_ops._cpu`` (csrc/cpu), faster losses and optimizer, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
 
 ``TORCH_ACLNN_INSTRUMENT`` compiles them so that they check what they do (``address`` and what else ``-fsanitize=``
 takes), ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler errors. None needs CANN, and torch_npu is not

@@ -7,6 +7,7 @@ from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional import LinearCrossEntropyOutput
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -374,6 +375,10 @@ def test_a_class_masked_by_its_bias_does_not_contribute_to_the_entropy():
         ({"softcap": "high"}, TypeError, "softcap must be None or a number, but it is 'high'"),
         ({"temperature": -1.0}, ValueError, "temperature must be positive and finite, but it is -1.0"),
         ({"temperature": None}, TypeError, "temperature must be a number, but it is None"),
+        ({"temperature": torch.ones(2)}, TypeError, r"temperature must be a number, but it is a tensor of shape \[2\]"),
+        ({"softcap": np.ones(2)}, TypeError, r"softcap must be None or a number, but it is array"),
+        ({"zero_if_all_ignored": np.ones(2)}, TypeError, "zero_if_all_ignored must be a bool, but it is array"),
+        ({"chunk_size": np.ones(2)}, TypeError, 'chunk_size must be "auto" or an int, but it is array'),
         ({"lse_square_scale": -1e-4}, ValueError, "lse_square_scale must be at least 0 and finite, but it is -0.0001"),
         ({"outputs": "entropy"}, TypeError, "outputs must be a tuple of names, but it is 'entropy'"),
         ({"outputs": ("logits",)}, ValueError, "outputs must be among log_probabilities, .*, but one is 'logits'"),

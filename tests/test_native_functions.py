@@ -264,6 +264,11 @@ MOVES = {
 }
 
 
+def test_where_something_else_lies_is_an_error():
+    with pytest.raises(TypeError, match="placement: tensors must be a list of Tensors"):
+        _cpu_extension.placement([torch.zeros(3), 1])
+
+
 @pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
 def test_where_tensors_lie_differs_if_one_of_them_changes(move, is_built, monkeypatch):

@@ -51,7 +51,8 @@ def check_memory(
     function: str, chunk_size: int | str, max_memory: int | None, default: int | None = None
 ) -> tuple[int | None, int | None]:
     """Check chunk_size and max_memory, at most one of which may be given; ``default`` replaces ``"auto"``."""
-    rows = default if chunk_size == "auto" else check_number(function, "chunk_size", chunk_size)
+    is_auto = isinstance(chunk_size, str) and chunk_size == "auto"  # an array would compare its elements
+    rows = default if is_auto else check_number(function, "chunk_size", chunk_size)
     if max_memory is not None:
         if rows is not None:
             raise ValueError(

@@ -16,6 +16,9 @@ inline uint64_t placement(const pybind11::list& tensors) {
         hash ^= hash >> 29;
     };
     for (const pybind11::handle object : tensors) {
+        if (!THPVariable_Check(object.ptr())) {
+            throw pybind11::type_error("placement: tensors must be a list of Tensors");
+        }
         const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
         mix(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()));
         mix(static_cast<uint64_t>(tensor.scalar_type()));

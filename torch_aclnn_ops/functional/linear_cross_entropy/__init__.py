@@ -142,7 +142,7 @@ def linear_cross_entropy(
     if fsdp_module is not None:
         return call_in_fsdp_forward(linear_cross_entropy, locals())
     rows = None
-    if chunk_size != "auto" or max_memory is not None or options is not None:
+    if not isinstance(chunk_size, str) or chunk_size != "auto" or max_memory is not None or options is not None:
         rows, max_memory = checked_chunks(chunk_size, max_memory, options)
     call = Call(
         *(input, linear_weight, linear_bias, target, weight, token_weight, reduction, ignore_index, label_smoothing),

@@ -152,7 +152,8 @@ def _targets(call: Call, classes: int | None) -> _Broken:
 def check_own_options(call: Call) -> Call:
     """Return the call with the options that PyTorch's function lacks as Python's numbers, after checking them."""
     given = [getattr(call, name) for name in _OPTIONS]
-    if given == _DEFAULTS and [type(option) for option in given] == _TYPES:
+    # Types first: an array would compare its elements.
+    if [type(option) for option in given] == _TYPES and given == _DEFAULTS:
         return call
     numbers = check_numbers(_NAME, **{name: getattr(call, name) for name in NUMBERS})
     check_bool(_NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
