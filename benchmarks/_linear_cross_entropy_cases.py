@@ -18,7 +18,13 @@ from benchmarks._results import Row
 NAIVE, TORCHS, LIGER = "cross_entropy(linear(...))", "torch, LinearCrossEntropyOptions()", "Liger's formula"
 LIMIT_OF_PRODUCTS = f"{LIMIT}the matrix products alone"
 # Not measured as memory and classes grow, where they do not differ from others or take too long.
-NOT_SWEPT = ("torch, options=None", TORCHS, "cut-cross-entropy, torch_compile", f"{OURS}, without compiled kernels")
+NOT_SWEPT = (
+    "torch, options=None",
+    TORCHS,
+    LIGER,
+    "cut-cross-entropy, torch_compile",
+    f"{OURS}, without compiled kernels",
+)
 _ROWS_OF_A_CHUNK = 256
 
 Results = tuple[Tensor, ...]
