@@ -279,3 +279,105 @@ def test_where_tensors_lie_differs_if_one_of_them_changes(move, is_built, monkey
     assert _cpu_extension.placement(list(tensors)) == before
     assert _cpu_extension.placement([tensors[0], move(tensors[1]), tensors[2]]) != before
     assert _cpu_extension.placement(tensors[::-1]) != before
+
+
+_ROWS, _HEAD, _CLASSES = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([4, 0, 2])
+
+
+@pytest.fixture
+def in_cpp(monkeypatch):
+    """Return a list to which whether C++ takes it is appended, for every call with few logits."""
+    taken, entry = [], _cpu_extension.few_logits
+    monkeypatch.setattr(
+        _cpu_extension,
+        "few_logits",
+        lambda *arguments: taken.append(entry(*arguments) is not None) or entry(*arguments),
+    )
+    return taken
+
+
+PLAIN_CALLS = {
+    "the defaults": {},
+    "a bias": {"linear_bias": torch.randn(5, requires_grad=True)},
+    "a sum": {"reduction": "sum"},
+    "rows": {"reduction": "none"},
+    "label smoothing": {"label_smoothing": 0.25},
+    "an ignored class of no row": {"ignore_index": 3},
+    "a view": {"target": torch.tensor([4, 1, 0, 1, 2])[::2]},
+}
+
+
+@pytest.mark.parametrize("options", PLAIN_CALLS.values(), ids=PLAIN_CALLS)
+def test_the_loss_of_few_logits_in_cpp_equals_that_in_python(options, in_cpp, listening):
+    def results():
+        arguments = {"input": _ROWS.clone().requires_grad_(), "linear_weight": _HEAD.clone().requires_grad_()}
+        loss = ours.linear_cross_entropy(**arguments, **{"target": _CLASSES, **options})
+        trained = [*arguments.values(), *(one for name, one in options.items() if name == "linear_bias")]
+        return [loss, *torch.autograd.grad(loss.sum(), trained)]
+
+    native = results()
+    assert in_cpp == [True]
+    listening()
+    _assert_same(native, results())
+    assert in_cpp == [True]
+
+
+def _in(mode):
+    def call(*arguments):
+        with mode():
+            return ours.linear_cross_entropy(*arguments)
+
+    return call
+
+
+OTHER_CALLS = {
+    "float64": lambda x, w, t: ours.linear_cross_entropy(x.double(), w.double(), t),
+    "bfloat16": lambda x, w, t: ours.linear_cross_entropy(x.bfloat16(), w.bfloat16(), t),
+    "a batch": lambda x, w, t: ours.linear_cross_entropy(x[None], w, t[None]),
+    "one row": lambda x, w, t: ours.linear_cross_entropy(x[0], w, t[0]),
+    "uint8": lambda x, w, t: ours.linear_cross_entropy(x, w, t.byte()),
+    "probabilities": lambda x, w, t: ours.linear_cross_entropy(x, w, torch.full((3, 5), 0.2)),
+    "an ignored row": lambda x, w, t: ours.linear_cross_entropy(x, w, t, ignore_index=4),
+    "no rows": lambda x, w, t: ours.linear_cross_entropy(x[:0], w, t[:0]),
+    "a head of an operator": lambda x, w, t: ours.linear_cross_entropy(x, w.requires_grad_() * 1, t),
+    "many logits": lambda x, w, t: ours.linear_cross_entropy(x, w.repeat(350_000, 1), t),
+    "a number that is no float": lambda x, w, t: ours.linear_cross_entropy(x, w, t, label_smoothing=0),
+    "autocast": _in(lambda: torch.autocast("cpu")),
+    "a dispatch mode": _in(lambda: _Calls()),
+    "vmap": torch.vmap(ours.linear_cross_entropy, (0, None, None)),
+}
+
+
+@pytest.mark.parametrize("call", OTHER_CALLS.values(), ids=OTHER_CALLS)
+def test_cpp_leaves_other_calls_to_python(call, in_cpp):
+    input = _ROWS.expand(2, 3, 4) if call is OTHER_CALLS["vmap"] else _ROWS
+    call(input.clone(), _HEAD.clone(), _CLASSES)
+    assert True not in in_cpp
+
+
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"temperature": 2.0}, {"token_weight": torch.ones(3)}], ids=str)
+def test_options_of_this_package_are_not_lost_in_few_logits(options, in_cpp):
+    loss = ours.linear_cross_entropy(_ROWS, _HEAD, _CLASSES, **options)
+    chunked = ours.linear_cross_entropy(_ROWS, _HEAD, _CLASSES, chunk_size=2, **options)
+    torch.testing.assert_close(loss, chunked)
+    assert in_cpp == []
+
+
+@pytest.mark.parametrize("wrong", [5, -1])
+def test_a_class_out_of_range_is_an_error_where_cpp_could_read_it(wrong):
+    with pytest.raises(IndexError, match=f"Target {wrong} is out of bounds"):
+        ours.linear_cross_entropy(_ROWS, _HEAD, torch.tensor([0, 1, wrong]))
+
+
+def test_a_function_mode_sees_torchs_functions_of_few_logits(in_cpp):
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        ours.linear_cross_entropy(_ROWS, _HEAD, _CLASSES)
+    assert {torch.nn.functional.linear, torch.nn.functional.cross_entropy} <= set(seen)
+    assert in_cpp == [False]

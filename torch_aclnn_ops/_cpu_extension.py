@@ -37,7 +37,7 @@ def why_unavailable() -> str | None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        _helpers["placement"] = module.placement
+        _helpers.update(placement=module.placement, few_logits=module.few_logits)
     except (AttributeError, ImportError) as error:
         return f"it cannot be loaded and must be rebuilt: {error}"
     _functions.update(module.functions)
@@ -59,6 +59,11 @@ def placement(tensors: list[Tensor]) -> object:
     if why_unavailable() is None:
         return _helpers["placement"](tensors)
     return [[one.data_ptr(), one.dtype, one.shape, one.stride()] for one in tensors]
+
+
+def few_logits(*arguments: Any) -> Tensor | None:
+    """Return the loss of a call of ``linear_cross_entropy`` that csrc/cpu/few_logits.h takes, or ``None``."""
+    return _helpers["few_logits"](*arguments) if why_unavailable() is None else None
 
 
 @functools.cache

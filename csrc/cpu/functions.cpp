@@ -12,33 +12,19 @@
 #include "../autograd/embedding.h"
 #include "../autograd/mse_loss.h"
 #include "../autograd/raw_operator.h"
+#include "dispatch.h"
+#include "few_logits.h"
 #include "placement.h"
 
 namespace torch_aclnn_ops {
 namespace {
-
-template <class Argument>
-c10::DispatchKeySet keys_of(const Argument& argument) {
-    if constexpr (std::is_same_v<Argument, at::Tensor>) {
-        return argument.key_set();
-    } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
-        return argument.has_value() ? argument->key_set() : c10::DispatchKeySet();
-    } else {
-        return {};
-    }
-}
 
 // Whether a call would be dispatched to the CPU kernel directly, apart from autograd and autocast, which are no-ops
 // here.
 template <class... Arguments>
 bool is_plain(const Arguments&... arguments) {
     const bool grad_mode = c10::GradMode::is_enabled();
-    const c10::DispatchKeySet passed = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                       c10::autocast_dispatch_keyset |
-                                       c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
-    const c10::DispatchKeySet keys = c10::impl::computeDispatchKeySet(
-        (keys_of(arguments) | ...), c10::DispatchKeySet(c10::DispatchKeySet::FULL) - passed);
-    return keys.highestPriorityTypeId() == c10::DispatchKey::CPU && !(needs_derivative(arguments, grad_mode) || ...);
+    return reaches_cpu(c10::autocast_dispatch_keyset, arguments...) && !(needs_derivative(arguments, grad_mode) || ...);
 }
 
 template <class Operator, class Function>
@@ -104,6 +90,8 @@ PYBIND11_MODULE(_cpu, module) {
     module.doc() = "Operators and autograd functions for CPU tensors.";
     define_functions(module);
     module.def("placement", &placement);
+    module.attr("few_logits") = PythonEntry<FewLogits, decltype(&FewLogits::call), PlainRows>::make(
+        py::cpp_function([](const py::args&) { return py::none(); }));
 }
 
 }  // namespace torch_aclnn_ops

@@ -17,7 +17,7 @@ from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes, local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_forward
-from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
+from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits, plain_loss
 from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
@@ -148,6 +148,10 @@ def linear_cross_entropy(
         *(input, linear_weight, linear_bias, target, weight, token_weight, reduction, ignore_index, label_smoothing),
         *(softcap, lse_square_scale, temperature, zero_if_all_ignored, outputs, rows, max_memory),
     )
+    if shift is False and process_group is None and vocab_sizes is None and reduce_input_grad is True:
+        loss = plain_loss(call)
+        if loss is not None:
+            return loss
     if not are_plain(*call[:6]):
         call, process_group, vocab_sizes = local_arguments(call, process_group, vocab_sizes, reduce_input_grad)
     shards = None

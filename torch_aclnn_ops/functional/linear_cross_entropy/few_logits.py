@@ -2,11 +2,15 @@
 
 from typing import Any
 
+from torch_aclnn_ops import _cpu_extension
+from torch_aclnn_ops._call_log import is_logging
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets, have_classes
+from torch_aclnn_ops.functional.linear_cross_entropy.rules import REDUCTIONS, has_default_options
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import to_loss_dtype
 from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
@@ -14,6 +18,27 @@ from torch_aclnn_ops.ops.linear_cross_entropy.kernels import log_few_logits
 
 import torch
 from torch import Tensor
+
+# The logits, their logarithms of probabilities and their gradient in float32.
+_BYTES_OF_LOGIT = 12
+
+
+def plain_loss(call: Call) -> Tensor | None:
+    """Return the loss of few float32 logits on the CPU if C++ finds nothing unusual in the arguments, else ``None``.
+
+    It computes what :func:`loss_of_few_logits` does, in a third of the time on top of torch's.
+    """
+    if torch.compiler.is_compiling() or is_logging() or is_disabled() or not has_default_options(call):
+        return None
+    if any([one is not None for one in (call.weight, call.token_weight, call.chunk_size, call.max_memory)]):
+        return None
+    if type(call.reduction) is not str or call.reduction not in REDUCTIONS:
+        return None
+    reduction = REDUCTIONS.index(call.reduction)  # its number in at::Reduction
+    ignore_index = -100 if call.ignore_index is None else call.ignore_index
+    tensors = (call.input, call.linear_weight, call.linear_bias, call.target)
+    most_logits = tiling.LOGITS_BYTES // _BYTES_OF_LOGIT
+    return _cpu_extension.few_logits(*tensors, reduction, ignore_index, call.label_smoothing, most_logits)
 
 
 def are_few(call: Call) -> bool:

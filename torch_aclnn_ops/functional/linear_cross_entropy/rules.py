@@ -149,11 +149,16 @@ def _targets(call: Call, classes: int | None) -> _Broken:
     return None
 
 
-def check_own_options(call: Call) -> Call:
-    """Return the call with the options that PyTorch's function lacks as Python's numbers, after checking them."""
+def has_default_options(call: Call) -> bool:
+    """Return whether the options that PyTorch's function lacks have their defaults."""
     given = [getattr(call, name) for name in _OPTIONS]
     # Types first: an array would compare its elements.
-    if [type(option) for option in given] == _TYPES and given == _DEFAULTS:
+    return [type(option) for option in given] == _TYPES and given == _DEFAULTS
+
+
+def check_own_options(call: Call) -> Call:
+    """Return the call with the options that PyTorch's function lacks as Python's numbers, after checking them."""
+    if has_default_options(call):
         return call
     numbers = check_numbers(_NAME, **{name: getattr(call, name) for name in NUMBERS})
     check_bool(_NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
