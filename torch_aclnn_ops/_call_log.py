@@ -61,8 +61,11 @@ def _record(function: str, text: str) -> None:
 
 def is_logging() -> bool:
     """Return whether calls are recorded; always False in compiled code."""
-    if torch.compiler.is_compiling():
-        return False
+    return not torch.compiler.is_compiling() and is_logging_in_eager_mode()
+
+
+def is_logging_in_eager_mode() -> bool:
+    """Return whether calls are recorded, for callers that know that no code is being compiled."""
     return bool(_listeners) or bool(_collections) or _log.isEnabledFor(logging.DEBUG)
 
 

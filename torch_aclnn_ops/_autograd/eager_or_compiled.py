@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
-from torch_aclnn_ops._call_log import is_logging
+from torch_aclnn_ops._call_log import is_logging_in_eager_mode
 from torch_aclnn_ops._numerics import DTYPES
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 
@@ -70,21 +70,21 @@ class EagerOrCompiled:
         self._formula = formula
         self._has_operator = compiled is not None
         self._native = native
-        self._entries: dict[str, Callable[..., Any]] = {}  # of the native function, by device type
+        self._entries: dict[torch.device, Callable[..., Any]] = {}  # of the native function
 
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
         if torch.compiler.is_compiling():
             needs_formula = in_functorch_transform() and not self._has_operator
             return self._formula(*args) if needs_formula else self._compiled(*args)
-        if self._native is None or is_logging():
+        if self._native is None or is_logging_in_eager_mode():
             return self._apply(*args)
-        device = args[0].device.type
+        device = args[0].device  # not its type, which is made with two streams in every call
         entry = self._entries.get(device) or self._make_entry(self._native, device)
         return entry(*args)
 
-    def _make_entry(self, native: NativeFunction, device: str) -> Callable[..., Any]:
-        entry = native.make_entry(device, self._apply)
+    def _make_entry(self, native: NativeFunction, device: torch.device) -> Callable[..., Any]:
+        entry = native.make_entry(device.type, self._apply)
         if entry is None:  # not cached: torch_npu may be imported later
             return self._apply
         self._entries[device] = entry

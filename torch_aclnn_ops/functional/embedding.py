@@ -139,21 +139,19 @@ def embedding(
 
 def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
     """Return whether the arguments are supported; PyTorch raises the errors for invalid ones."""
-    return (
-        sparse is False
-        and not is_disabled()
-        and is_ordinary(weight)
-        and isinstance(input, Tensor)
-        and not overrides_torch(input)
-        and not input.is_nested
-        and input.dtype in (torch.int64, torch.int32)
-        and weight.dim() == 2
-        and (input.device == weight.device or on_one_device("embedding", input=input, weight=weight))
-        and (
-            padding_idx is None
-            or (isinstance(padding_idx, (int, Integral)) and -weight.shape[0] <= padding_idx < max(weight.shape[0], 1))
-        )
-    )
+    if sparse is not False or is_disabled() or not is_ordinary(weight) or weight.dim() != 2:
+        return False
+    if type(input) is not Tensor and (not isinstance(input, Tensor) or overrides_torch(input)):
+        return False
+    if input.dtype not in (torch.int64, torch.int32) or input.is_nested:
+        return False
+    if not input.is_cpu or not weight.is_cpu:
+        if input.device != weight.device and not on_one_device("embedding", input=input, weight=weight):
+            return False
+    if padding_idx is None:
+        return True
+    rows: int = weight.shape[0]
+    return isinstance(padding_idx, (int, Integral)) and -rows <= padding_idx < max(rows, 1)
 
 
 def _check_types(input: object, weight: object, padding_idx: object, sparse: object) -> None:

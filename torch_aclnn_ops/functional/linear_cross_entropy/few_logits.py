@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch_aclnn_ops import _cpu_extension
-from torch_aclnn_ops._call_log import is_logging
+from torch_aclnn_ops._call_log import is_logging_in_eager_mode
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._switch import is_disabled
@@ -28,7 +28,7 @@ def plain_loss(call: Call) -> Tensor | None:
 
     It computes what :func:`loss_of_few_logits` does, in a third of the time on top of torch's.
     """
-    if torch.compiler.is_compiling() or is_logging() or is_disabled() or not has_default_options(call):
+    if torch.compiler.is_compiling() or is_logging_in_eager_mode() or is_disabled() or not has_default_options(call):
         return None
     if any([one is not None for one in (call.weight, call.token_weight, call.chunk_size, call.max_memory)]):
         return None
