@@ -13,7 +13,9 @@ LIBRARIES_OF_HOST_NPU := $(VENV)/built_libraries
 BUILT_HOST_NPU := $(VENV)/built_host_npu
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
 HOST_NPU_SOURCES := host-npu/setup.py $(shell find host-npu/csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+PIP := $(RUN) -m pip install --disable-pip-version-check
+# Only the longest downloads show how far they are.
+QUIET_PIP := $(PIP) --quiet
 
 # Where torch_npu is installed without CANN, `import torch` alone fails (see torch_aclnn_ops/_torch_npu.py); tools that
 # import torch before this package can be kept from it by this variable only. A simulated NPU names a folder, too.
@@ -33,6 +35,7 @@ setup:
 	$(MAKE) --no-print-directory --jobs 3 $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
 
 $(WITH_TORCH):
+	@echo "setup, 1 of 4: torch $(TORCH), 0.2 GB from an index of CPU builds, otherwise with CUDA 3 GB; then torch_npu, 0.1 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(TORCH) "setuptools>=77" ninja
 	$(PIP) torch_npu==$(TORCH)
@@ -40,20 +43,23 @@ $(WITH_TORCH):
 
 # Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
 $(INSTALLED): pyproject.toml host-npu/pyproject.toml | $(WITH_TORCH)
-	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[examples,test,lint]"
+	@echo "setup, 2 of 4: the packages of examples and tests, 0.2 GB, while the next steps compile"
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(QUIET_PIP) --no-build-isolation --editable ".[examples,test,lint]"
 	touch $@
 
 $(BUILT): $(SOURCES) | $(WITH_TORCH)
+	@echo "setup, 3 of 4: compiles the extensions, about two minutes on one core; the compiler writes to $(VENV)/build.log"
 	TORCH_ACLNN_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	touch $@
 
 # pip hides what a build prints, so that the libraries are compiled before it.
 $(LIBRARIES_OF_HOST_NPU): $(HOST_NPU_SOURCES) | $(WITH_TORCH)
+	@echo "setup, 4 of 4: compiles the host NPU, about five minutes on one core"
 	$(RUN) host-npu/csrc/build.py
 	touch $@
 
 $(BUILT_HOST_NPU): $(LIBRARIES_OF_HOST_NPU) | $(INSTALLED)
-	$(PIP) --no-build-isolation --editable "./host-npu[test]"
+	$(QUIET_PIP) --no-build-isolation --editable "./host-npu[test]"
 	touch $@
 
 demo: setup
@@ -80,7 +86,7 @@ docs: $(VENV)/docs
 # The tools of the extra alone: the sources are read and not imported, so that torch is not needed.
 $(VENV)/docs: pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(PIP) $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')
+	$(QUIET_PIP) $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')
 	touch $@
 
 # Every version of torch that is served, each in an environment of its own; ten minutes each, and downloads.
@@ -102,7 +108,7 @@ lint: setup
 	cd host-npu && ../$(RUN) -m mypy
 	find csrc host-npu/csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
-# Time and memory against peers: CSV files, plots and docs/performance.md, in half an hour on an idle machine.
+# Time and memory against peers: CSV files, plots and docs/performance.md, in a quarter of an hour on an idle machine.
 # ONLY="losses embedding" measures some, QUICK=--quick shows that it runs.
 bench: setup
 	$(RUN) -m benchmarks $(ONLY) $(QUICK)

@@ -6,7 +6,7 @@ of torch, because its kernels are triton's, for GPUs and NPUs; with Apple's cut-
 (``pip install ".[benchmark]"``); and with this package as it is where csrc/cpu was not built. Memory and time are
 measured as rows and classes grow, too.
 
-On two cores that takes some 20 minutes; ``--table``, for the rows of the README's table only, takes three minutes.
+On two cores that takes some six minutes; ``--table``, for the rows of the README's table only, takes three minutes.
 On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, which is not measured there.
 
 ``--npu`` counts the launches of a small bfloat16 call on an NPU, or on the host NPU, and compares its time with that of
@@ -138,5 +138,5 @@ if __name__ == "__main__":
         run("linear_cross_entropy_npu", _measure_on_npu, options, rounds=200)
     else:
         if not (options.quick or options.table):
-            print("some 20 minutes on two cores; --table takes three minutes", file=sys.stderr, flush=True)
+            print("some six minutes on two cores; --table takes three minutes", file=sys.stderr, flush=True)
         run("linear_cross_entropy", measure, options, rounds=5)
