@@ -281,6 +281,51 @@ def test_where_tensors_lie_differs_if_one_of_them_changes(move, is_built, monkey
     assert _cpu_extension.placement(tensors[::-1]) != before
 
 
+_A, _B, _C = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+SAME_OBJECTS = {
+    "a list": ([[_A, _B]], True),
+    "two": ([[_A], [_B]], True),
+    "a tuple": ([(_A, _B)], True),
+    "dicts": ([{0: _A}, {0: _B}], True),
+    "a dict and a list": ([{0: _A}, [], [_B]], True),
+    "another order": ([[_B, _A]], False),
+    "an equal tensor": ([[_A, _C]], False),
+    "fewer": ([[_A]], False),
+    "more": ([[_A, _B], {0: _C}], False),
+    "none": ([], False),
+}
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
+@pytest.mark.parametrize("containers, expected", SAME_OBJECTS.values(), ids=SAME_OBJECTS)
+def test_the_objects_in_containers_are_compared_by_identity(containers, expected, is_built, monkeypatch):
+    if not is_built:
+        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+    assert _cpu_extension.holds(containers, [_A, _B]) is expected
+
+
+def test_what_is_no_container_is_an_error():
+    with pytest.raises(TypeError, match="holds: containers must be sequences and dicts"):
+        _cpu_extension.holds([1], [])
+    with pytest.raises(TypeError, match="have_grads: tensors and grads must be lists of Tensors"):
+        _cpu_extension.have_grads([_A], [None])
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
+def test_gradients_are_compared_by_identity(is_built, monkeypatch):
+    if not is_built:
+        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+    tensors, grads = [torch.zeros(2) for _ in range(2)], [torch.ones(2) for _ in range(2)]
+    assert not _cpu_extension.have_grads(tensors, grads)
+    for tensor, grad in zip(tensors, grads, strict=True):
+        tensor.grad = grad
+    assert _cpu_extension.have_grads(tensors, grads)
+    assert not _cpu_extension.have_grads(tensors, grads[:1])
+    assert not _cpu_extension.have_grads(tensors, grads[::-1])
+    tensors[1].grad = grads[1].clone()
+    assert not _cpu_extension.have_grads(tensors, grads)
+
+
 _ROWS, _HEAD, _CLASSES = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([4, 0, 2])
 
 

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def why_unavailable() -> str | None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        _helpers.update(placement=module.placement, few_logits=module.few_logits)
+        _helpers.update({name: getattr(module, name) for name in ("few_logits", "have_grads", "holds", "placement")})
     except (AttributeError, ImportError) as error:
         return f"it cannot be loaded and must be rebuilt: {error}"
     _functions.update(module.functions)
@@ -59,6 +60,21 @@ def placement(tensors: list[Tensor]) -> object:
     if why_unavailable() is None:
         return _helpers["placement"](tensors)
     return [[one.data_ptr(), one.dtype, one.shape, one.stride()] for one in tensors]
+
+
+def holds(containers: list[Any], objects: list[Any]) -> bool:
+    """Return whether sequences, and the values of dicts, hold these objects in this order; compared by identity."""
+    if why_unavailable() is None:
+        return bool(_helpers["holds"](containers, objects))
+    found = [each for one in containers for each in (one.values() if isinstance(one, dict) else one)]
+    return len(found) == len(objects) and all(map(is_, found, objects))
+
+
+def have_grads(tensors: list[Tensor], grads: list[Tensor]) -> bool:
+    """Return whether tensors, none of which is a subclass, have these gradients; compared by identity."""
+    if why_unavailable() is None:
+        return bool(_helpers["have_grads"](tensors, grads))
+    return len(tensors) == len(grads) and all(map(is_, map(attrgetter("grad"), tensors), grads))
 
 
 def few_logits(*arguments: Any) -> Tensor | None:

@@ -14,6 +14,7 @@
 #include "../autograd/raw_operator.h"
 #include "dispatch.h"
 #include "few_logits.h"
+#include "identity.h"
 #include "placement.h"
 
 namespace torch_aclnn_ops {
@@ -90,6 +91,8 @@ PYBIND11_MODULE(_cpu, module) {
     module.doc() = "Operators and autograd functions for CPU tensors.";
     define_functions(module);
     module.def("placement", &placement);
+    module.def("holds", &holds);
+    module.def("have_grads", &have_grads);
     module.attr("few_logits") = PythonEntry<FewLogits, decltype(&FewLogits::call), PlainRows>::make(
         py::cpp_function([](const py::args&) { return py::none(); }));
 }

@@ -3,9 +3,9 @@
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import MutableMapping, Sequence
-from operator import is_
 from typing import Any
 
+from torch_aclnn_ops._cpu_extension import holds
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops._torch_compat.optimizer import has_alias
 from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_plain
@@ -46,8 +46,7 @@ class FlatGroup:
         params = group["params"]
         return (
             group["master_weights"] == self._master_weights
-            and len(params) == len(self._params)
-            and all(map(is_, params, self._params))
+            and holds([params], self._params)
             and (not have_moved or all(buffer.takes_params() for buffer in self.buffers))
         )
 

@@ -1,10 +1,10 @@
 """A contiguous buffer for the weights of many parameters, and others for their gradients and states."""
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from operator import attrgetter, is_, ne
+from operator import attrgetter, ne
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._cpu_extension import placement
+from torch_aclnn_ops._cpu_extension import have_grads, placement
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain
 from torch_aclnn_ops.optim.state import (
@@ -159,7 +159,7 @@ class FlatBuffer:
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are views of their buffer; :meth:`gather` uses this, too."""
-        are_views = all(map(is_, map(_grad_of, self.params), self._grad_views))
+        are_views = have_grads(self.params, self._grad_views)
         self._has_own_grads = are_views and placement(self._grad_views) == self._placement
         return self._has_own_grads
 
@@ -187,7 +187,7 @@ class FlatBuffer:
             self._take_states(new)
         self.counts.read()
         has_own_grads, self._has_own_grads = self._has_own_grads, False  # it holds for this step only
-        has_grad = [has_own_grads or param.grad is not None for param in self.params]
+        has_grad = [True] * len(self.params) if has_own_grads else [param.grad is not None for param in self.params]
         self._has_all_grads = all(has_grad)
         self._check_captured(has_grad, is_capturing)
         if self._has_all_grads and len(set(self.counts.values)) == 1:
@@ -275,7 +275,8 @@ class FlatBuffer:
 
     def finish(self, runs: list[Run]) -> None:
         """Record a completed step."""
-        self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])
+        if not self.steps.is_cpu:
+            self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])
         if self._cached is not None:
             self._cached.record_versions()
 

@@ -1,10 +1,10 @@
 """Checks of the parameters: whether their memory has changed, matches the states, is not shared, and holds reals."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import eq, is_
+from operator import eq
 from typing import Any
 
-from torch_aclnn_ops._cpu_extension import placement
+from torch_aclnn_ops._cpu_extension import holds, placement
 from torch_aclnn_ops._memory import extent, first_overlap
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 from torch_aclnn_ops.optim.state import TENSOR_STATES
@@ -38,10 +38,8 @@ class Placement:
 
     def is_current(self, groups: _Groups) -> bool:
         """Return whether the parameters match the snapshot."""
-        params = [param for group in groups for param in group["params"]]
         return (
-            len(params) == len(self._params)
-            and all(map(is_, params, self._params))
+            holds([group["params"] for group in groups], self._params)
             and placement(self._plain) == self._placement
             and all(map(eq, map(_location, self._others), self._locations))
         )

@@ -9,6 +9,7 @@ from operator import is_
 from typing import Any
 from weakref import ReferenceType, ref
 
+from torch_aclnn_ops._cpu_extension import holds
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 
@@ -193,20 +194,15 @@ class CachedState:
         self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], master_weights: bool = True
     ) -> bool:
         """Return whether the cache is valid for these parameters, states and option."""
-        if states is not self._states or master_weights != self._master_weights or len(params) != len(self._all_params):
+        if states is not self._states or master_weights != self._master_weights:
             return False
-        if not all(map(is_, params, self._all_params)):
+        if not holds([params], self._all_params):
             return False
         keys, values = self._items
         found = self._dicts
-        if len(states) != len(keys) or not (all(map(is_, states, keys)) and all(map(is_, states.values(), values))):
+        if not (holds([list(states)], keys) and holds([list(states.values())], values)):
             found = [state for state in map(states.get, params) if state is not None]
-        return (
-            len(found) == len(self._dicts)
-            and all(map(is_, found, self._dicts))
-            and sum(map(len, found)) == len(self._tensors)
-            and all(map(is_, chain.from_iterable(map(dict.values, found)), self._tensors))
-        )
+        return holds([found], self._dicts) and holds(found, self._tensors)
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
@@ -279,9 +275,7 @@ class StepCounts:
         self._versions = []
 
     def record(self, stepped: Collection[int]) -> None:
-        """Record a completed step of the parameters at these places."""
-        if self._steps[0].is_cpu:
-            return
+        """Record a completed step of these parameters on a device; on a CPU each step reads the counts."""
         if self.are_exact:
             for i in stepped:
                 self.values[i] += 1

@@ -1,0 +1,59 @@
+// Whether Python's containers hold the same objects as before, for checks of thousands of tensors in every step of an
+// optimizer: without the objects being read, which are mostly not in the cache.
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace torch_aclnn_ops {
+
+// Whether sequences, and the values of dicts, hold these objects in this order.
+inline bool holds(const pybind11::list& containers, const pybind11::list& objects) {
+    Py_ssize_t place = 0;
+    const auto is_next = [&](PyObject* object) {
+        return place < PyList_GET_SIZE(objects.ptr()) && PyList_GET_ITEM(objects.ptr(), place++) == object;
+    };
+    for (const pybind11::handle container : containers) {
+        if (PyDict_Check(container.ptr())) {
+            Py_ssize_t next = 0;
+            PyObject *key = nullptr, *value = nullptr;
+            while (PyDict_Next(container.ptr(), &next, &key, &value)) {
+                if (!is_next(value)) {
+                    return false;
+                }
+            }
+            continue;
+        }
+        const auto sequence = pybind11::reinterpret_steal<pybind11::object>(
+            PySequence_Fast(container.ptr(), "holds: containers must be sequences and dicts"));
+        if (!sequence) {
+            throw pybind11::error_already_set();
+        }
+        PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.ptr()); ++i) {
+            if (!is_next(items[i])) {
+                return false;
+            }
+        }
+    }
+    return place == PyList_GET_SIZE(objects.ptr());
+}
+
+// Whether tensors, none of which is a subclass, have these gradients.
+inline bool have_grads(const pybind11::list& tensors, const pybind11::list& grads) {
+    if (tensors.size() != grads.size()) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors.ptr()); ++i) {
+        PyObject *const tensor = PyList_GET_ITEM(tensors.ptr(), i), *const grad = PyList_GET_ITEM(grads.ptr(), i);
+        if (!THPVariable_Check(tensor) || !THPVariable_Check(grad)) {
+            throw pybind11::type_error("have_grads: tensors and grads must be lists of Tensors");
+        }
+        if (!THPVariable_Unpack(tensor).grad().is_same(THPVariable_Unpack(grad))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace torch_aclnn_ops
