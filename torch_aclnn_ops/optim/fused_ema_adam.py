@@ -69,7 +69,8 @@ class FusedEmaAdam(EmaOptimizer):
             starts from the initial weights, with 1 it matches :class:`torch.optim.swa_utils.AveragedModel`.
         ema_update_every: Number of steps between updates of the EMA; at least 1.
         master_weights: Keep float32 weights and states for 16-bit parameters, instead of states of their dtype.
-        ema_without_grad: Also update the EMA of parameters that have no gradient in a step.
+        ema_without_grad: Also update the EMA of parameters that have no gradient in a step. A schedule then uses the
+            largest step count of the optimizer.
         flatten: Keep weights, gradients and states of a group in one buffer each, for one launch per buffer on an NPU.
             Parameters and gradients become views of it in the first step; what you assign later is copied in.
 
