@@ -53,11 +53,12 @@ _PLAN = "1 chunk of 3 rows, 0.0 MB of buffers"
     ("options", "plan"),
     [
         ({}, "few logits: all 3 rows in one chunk"),
-        ({"lse_square_scale": 1e-4}, f"gradients computed in the forward pass; {_PLAN}"),
+        ({"lse_square_scale": 1e-4}, "few logits: all 3 rows in one chunk"),
+        ({"chunk_size": 3}, f"gradients computed in the forward pass; {_PLAN}"),
         ({"chunk_size": 2}, "gradients computed in the forward pass; 2 chunks of 2 rows, 0.0 MB of buffers"),
         ({"max_memory": 16}, "gradients computed in the forward pass; 3 chunks of 1 row, 0.0 MB of buffers"),
         (
-            {"reduction": "none", "lse_square_scale": 1e-4},
+            {"reduction": "none", "chunk_size": 3},
             f"{_PLAN}\nlinear_cross_entropy: logits recomputed for the gradients; {_PLAN}",
         ),
     ],
@@ -82,7 +83,7 @@ def test_a_call_with_or_without_gradients_shows_its_chunks(name, trained, option
 
 def test_a_call_with_bound_tensors_shows_its_chunks_too():
     tensors = torch.rand(3, 2, requires_grad=True), torch.rand(4, 2, requires_grad=True), torch.tensor([0, 1, -100])
-    assert _PLAN in explain(partial(functional.linear_cross_entropy, *tensors, lse_square_scale=1e-4))
+    assert _PLAN in explain(partial(functional.linear_cross_entropy, *tensors, chunk_size=3))
 
 
 def test_no_gradient_is_added_and_what_the_function_refers_to_is_differentiated_again():

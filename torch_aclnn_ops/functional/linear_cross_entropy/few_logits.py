@@ -42,18 +42,18 @@ def plain_loss(call: Call) -> Tensor | None:
 
 
 def are_few(call: Call) -> bool:
-    """Return whether torch computes the same loss, and its logits, with two more tensors of their size, are small."""
+    """Return whether torch computes the same loss, and its logits, with what autograd holds beside them, are small."""
     weight, target = call.linear_weight, call.target
     if target.is_floating_point() or weight.dim() > 2 or torch.compiler.is_compiling():
         return False
-    if call.outputs or call.lse_square_scale != 0 or call.token_weight is not None:
+    if call.outputs or call.token_weight is not None:
         return False
     if call.chunk_size is not None or call.max_memory is not None:
         return False
     if not weight.is_cpu and (weight.dtype in HALF_DTYPES or is_any_autocast_enabled()):  # CANN's operators
         return False
     rows, classes = target.numel(), weight.shape[0]
-    number = 3 * rows * classes
+    number = (3 if call.lse_square_scale == 0 else 5) * rows * classes
     if weight.dtype in HALF_DTYPES:
         number += rows * weight.shape[1] + weight.numel()
     elif weight.dtype is not torch.float32:
@@ -122,13 +122,14 @@ def _loss_on_device(call: Call, ignore_index: int) -> Tensor:
     input = widen(call.input)
     input = input + (ignored / (in_range == target)).to(input.dtype).unsqueeze(1)
     input = input.masked_fill(ignored.unsqueeze(1), 0)
-    loss = _cross_entropy(call._replace(input=input, target=in_range))
+    loss = _cross_entropy(call._replace(input=input, target=in_range), ignored)
     if call.reduction == "mean" and call.zero_if_all_ignored:
         return loss.masked_fill(ignored.all(), 0)
     return loss
 
 
-def _cross_entropy(call: Call) -> Tensor:
+def _cross_entropy(call: Call, ignored: Tensor | None = None) -> Tensor:
+    """Compute the loss of rows that have a class, except those that are ignored."""
     input, linear_weight, linear_bias, target, weight, *_ = call
     if linear_weight.dtype is not torch.float32:
         input, linear_weight = widen(input), widen(linear_weight)
@@ -139,7 +140,7 @@ def _cross_entropy(call: Call) -> Tensor:
         logits = torch.tanh(logits / softcap) * (softcap / call.temperature)
     elif call.temperature != 1:
         logits = logits / call.temperature
-    return torch.nn.functional.cross_entropy(
+    loss = torch.nn.functional.cross_entropy(
         logits,
         target,
         weight,
@@ -147,3 +148,11 @@ def _cross_entropy(call: Call) -> Tensor:
         ignore_index=call.ignored_class(),
         label_smoothing=float(call.label_smoothing),
     )
+    if call.lse_square_scale == 0:
+        return loss
+    z_loss = call.lse_square_scale * logits.logsumexp(1).square()
+    if ignored is not None:
+        z_loss = z_loss.masked_fill(ignored, 0)
+    if call.reduction == "mean":
+        z_loss = z_loss.mean() if ignored is None else z_loss.sum() / ignored.logical_not().sum()
+    return loss + (z_loss.sum() if call.reduction == "sum" else z_loss)
