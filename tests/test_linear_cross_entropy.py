@@ -219,10 +219,15 @@ def test_any_call_behaves_like_torchs(call):
         mine = (mine[0], mine[1].float(), *mine[2:])
     if theirs[2:3] == (torchs.REFUSED,):
         mine = (*mine[:2], torchs.REFUSED, *mine[3:])
+    if mine[0] == "raised" and "must have at least one class" in mine[2]:  # torch: nan or one of several errors
+        assert head.shape[0] == 0
+        return
     if mine[0] == "raised" and re.match("linear_cross_entropy: [a-z_]+ must ", mine[2]):
         if options["label_smoothing"] >= 0:  # a negative one is ignored by torch
             assert theirs[0] == "raised" and issubclass(theirs[1], mine[1]), (mine, theirs)
         return
+    if mine[1] is IndexError:  # the message begins as torch's
+        mine = (*mine[:2], mine[2].partition(" linear_cross_entropy: ")[0], *mine[3:])
     tolerance = max([torch.finfo(tensor.dtype).eps for tensor in inputs] or [0]) * 64
     assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
 

@@ -237,6 +237,22 @@ def test_arguments_that_do_not_match_are_refused_with_their_names(name):
         ours.linear_cross_entropy(**arguments)
 
 
+ONE_ROW = {
+    "probabilities of other classes": (torch.rand(2), RuntimeError),
+    "probabilities of a batch": (torch.rand(1, 5), RuntimeError),
+    "indices": (torch.tensor([1, 2]), ValueError),
+    "indices of a batch": (torch.tensor([[1]]), RuntimeError),
+}
+
+
+@pytest.mark.parametrize("target, error", ONE_ROW.values(), ids=ONE_ROW)
+def test_a_target_of_another_shape_than_one_row_raises_torchs_class_of_error(target, error):
+    for module in (ours, torchs.functional):
+        with pytest.raises((RuntimeError, ValueError)) as raised:
+            module.linear_cross_entropy(torch.ones(4), torch.ones(5, 4), target)
+        assert raised.type is error
+
+
 def _zeros(rows):
     return torch.zeros(rows, dtype=torch.int64)
 

@@ -136,9 +136,10 @@ def _targets(call: Call, classes: int | None) -> _Broken:
     of_probabilities = _shape_of_probabilities(call, classes)
     if target.shape != of_probabilities:
         accepted = f"have shape {list(of_indices)} or {list(of_probabilities)} with an input of shape"
-        # PyTorch's function compares the sizes of batches first.
-        is_batch = input.dim() <= 2 and target.shape[:1] != of_indices[:1]
-        error = ValueError if is_batch else RuntimeError
+        # PyTorch's function compares the numbers of rows first.
+        is_number = input.dim() == 2 and target.shape[:1] != of_indices[:1]
+        is_number |= input.dim() == target.dim() == 1 and not target.is_floating_point()
+        error = ValueError if is_number else RuntimeError
         return "target", f"{accepted} {list(input.shape)}", f"has shape {list(target.shape)}", error
     if not target.is_floating_point():
         return "target", "have a floating-point dtype, as probabilities have", f"has {target.dtype}", RuntimeError
