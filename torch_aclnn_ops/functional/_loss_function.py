@@ -146,16 +146,16 @@ def has_native_gradient(operator: str, grad_output: Tensor, input: Tensor, targe
 
 def reduction_number(function: str, reduction: str) -> int:
     """Return the value of a reduction in ``at::Reduction``; raise PyTorch's error for an invalid name."""
+    number = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
+    if number is not None:
+        return number
     if reduction == "elementwise_mean":
         warnings.warn("reduction='elementwise_mean' is deprecated. Please use reduction='mean' instead.", stacklevel=3)
         return 1
-    number = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
-    if number is None:
-        raise ValueError(
-            f"{reduction} is not a valid value for reduction\n"
-            f'{function}: reduction must be "none", "mean" or "sum", but it is {reduction!r}'
-        )
-    return number
+    raise ValueError(
+        f"{reduction} is not a valid value for reduction\n"
+        f'{function}: reduction must be "none", "mean" or "sum", but it is {reduction!r}'
+    )
 
 
 def reduction_of_flags(size_average: bool | None, reduce: bool | None) -> Reduction:
@@ -182,7 +182,7 @@ def are_supported(function: str, input: Tensor, target: Tensor, weight: Tensor |
     """Return whether a loss supports these tensors, instead of calling PyTorch's function."""
     if is_disabled() or not is_ordinary(input, target):
         return False
-    if weight is None and input.device == target.device:
+    if weight is None and (input.is_cpu and target.is_cpu or input.device == target.device):
         return True
     return (weight is None or is_ordinary(weight)) and on_one_device(
         function, input=input, target=target, weight=weight
