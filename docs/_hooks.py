@@ -100,9 +100,14 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = _markdown(obj.docstring.value)
 
 
+def _source(match: re.Match[str]) -> str:
+    """Return where an operator comes from as a line, and not as a box that unfolds."""
+    return f"*Source: {' '.join(match[1].split())}*"
+
+
 def _markdown(text: str) -> str:
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
-    text = re.sub(r"^Source: (.*(?:\n\S.*)*)", lambda match: f"*Source: {match[1]}*", text, flags=re.MULTILINE)
+    text = re.sub(r"^Source:\s+(.+(?:\n.+)*)", _source, text, flags=re.MULTILINE)
     text = re.sub(r":math:`([^`]*)`", lambda match: mathml(match[1], "inline"), text)
     blocks = re.compile(r"^ *\.\. math::\n((?: +.*\n|\n)+)", re.MULTILINE)
     text = blocks.sub(lambda match: mathml(match[1], "block") + "\n\n", text)

@@ -53,7 +53,7 @@ def write_table(result: Result, path: Path) -> None:
 
 def write_plot(result: Result, path: Path) -> None:
     """Plot the losses against the steps."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(4, 4.4), layout="constrained")  # readable on a phone, too
     axes = figure.add_subplot(xlabel="step", ylabel="cross entropy (nats per token)")
     steps = range(1, len(result.losses) + 1)
     axes.plot(steps, result.losses, color="tab:blue", alpha=0.25, linewidth=0.8, label="training")
@@ -69,10 +69,10 @@ def write_plot(result: Result, path: Path) -> None:
     axes.axhline(uniform, color="gray", linestyle="--", label=f"ln {VOCABULARY_SIZE} = {uniform:.3f}")
     unigram = result.unigram_cross_entropy
     axes.axhline(unigram, color="tab:red", linestyle="--", label=f"unigram entropy = {unigram:.3f}")
-    axes.legend(fontsize=9)
+    figure.legend(loc="outside lower center", fontsize=9, frameon=False)
     axes.grid(alpha=0.3)
     with replacing(path) as file:
-        figure.savefig(file, dpi=100)
+        figure.savefig(file, dpi=150)
 
 
 def running_mean(losses: list[float]) -> list[float]:

@@ -187,8 +187,8 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
 
     Raises:
         ValueError: A value of ``chosen`` is above 0, or one of ``rejected``, whose odds would be infinite, is not below
-            0. On an NPU and in compiled code the loss is inf or NaN instead, except on an NPU with
-            ``torch_aclnn_ops.check_values(True)``.
+            0. In compiled code, and on an NPU without ``torch_aclnn_ops.check_values(True)``, the loss is inf or NaN
+            instead.
 
     Example:
         >>> orpo_loss(torch.tensor([-0.5]), torch.tensor([-2.0]))

@@ -61,9 +61,8 @@ def patch_model(
     model, or its loss function, calls :func:`torch.nn.functional.cross_entropy`, the loss is computed by
     :func:`torch_aclnn_ops.functional.linear_cross_entropy`. The ``logits`` of the output are lazy: functions and
     methods of torch materialize them, and ``logits.materialize()`` is the tensor, which they are not themselves. As the
-    loss is computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. In ``eval()``,
-    under ``no_grad`` and in ``generate``, the logits are ordinary tensors, unless ``eval_logits`` is False, and so are
-    those of a call in training without labels, unless ``lazy_without_labels`` is True.
+    loss is computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. By default, the
+    logits are ordinary tensors in ``eval()``, under ``no_grad``, in ``generate``, and in a call without labels.
 
     The patch does not depend on the architecture: the linear layers of the head, ``get_output_embeddings()``, return
     lazy logits; if the head is an embedding, linear layers of the same shape do. Logits stay lazy under factors, a

@@ -75,7 +75,7 @@ _call = _Call()
 def patch_trainer(
     trainer: _Trainer, *, chunk_size: int | Literal["auto"] = "auto", max_memory: int | None = None
 ) -> _Trainer:
-    """Make a trainer of TRL compute losses and log-probabilities with :func:`.functional.linear_cross_entropy`.
+    """Make a trainer of TRL compute losses and log-probabilities with ``linear_cross_entropy``.
 
     Losses, gradients and metrics are the same as without the patch. The model and the reference model of the trainer
     must have a fused head (``trl.trainer.utils.add_fused_lm_head``), as in ``SFTTrainer``, ``DPOTrainer``,

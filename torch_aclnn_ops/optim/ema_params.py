@@ -99,8 +99,8 @@ class EmaOptimizer(Optimizer):
 
         Returns:
             Copies of the entries of ``model.state_dict()``, in the parameters' dtypes and on their devices: with
-            ``fully_shard``, ``DTensor`` shards; with ``FullyShardedDataParallel``, full tensors on every rank unless
-            its ``state_dict_type`` says otherwise.
+            ``fully_shard``, ``DTensor`` shards; with ``FullyShardedDataParallel``, full tensors on every rank, or what
+            its ``state_dict_type`` says.
 
         Raises:
             RuntimeError: This is called inside ``swap_ema_params``.
@@ -197,8 +197,8 @@ class EmaOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return options and state like :meth:`torch.optim.Optimizer.state_dict`; raises inside ``swap_ema_params``.
 
-        The result does not depend on ``flatten``. A ``step`` is a float64 tensor on the CPU, which is exact up to 2**53
-        and compatible with PyTorch's optimizers, whose own float32 steps are exact up to 2**24.
+        The result does not depend on ``flatten``. A ``step`` is a float64 tensor on the CPU, which is exact up to
+        ``2**53`` and compatible with PyTorch's optimizers, whose own float32 steps are exact up to ``2**24``.
         """
         return super().state_dict()
 
