@@ -41,6 +41,7 @@ def make_environment(version: str) -> Path:
     if not installed.exists():
         run([sys.executable, "-m", "venv", str(python.parents[1])])
         tests = [each for extra in ("test", "examples", "lint") for each in requirements(extra)]
+        tests += requirements("test", ROOT / "host-npu")
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, f"torch=={version}", "setuptools>=77", "wheel", "ninja", *OF_TORCH_NPU, *tests])
         run([*pip, "--no-deps", f"torch_npu=={PAIRS[version]}"])
@@ -48,9 +49,9 @@ def make_environment(version: str) -> Path:
     return python
 
 
-def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra of pyproject.toml."""
-    text = (ROOT / "pyproject.toml").read_text()
+def requirements(extra: str, project: Path = ROOT) -> list[str]:
+    """Return the requirements of an extra of a project."""
+    text = (project / "pyproject.toml").read_text()
     [line] = [line for line in text.splitlines() if line.startswith(f"{extra} = [")]
     return json.loads(line.partition("=")[2])
 

@@ -62,17 +62,22 @@ def test_the_rank_that_failed_first_is_reported_first_and_soon(device):
     assert ("\nrank 0: killed 5 s after rank 1 had failed\n" if device == "npu" else "\nrank 0: Traceback") in message
 
 
-def test_every_rank_that_failed_is_in_the_report_and_no_other():
+def test_every_rank_that_failed_is_in_the_report_and_no_other(tmp_path):
     with pytest.raises(AssertionError) as caught:
-        testing.run(_raise_after, 3, {0: 0.5, 2: 0.1}, backend="")
+        testing.run(_raise_in_turn, 3, tmp_path / "rank 2 has raised", backend="")
     ranks = [line for line in str(caught.value).splitlines() if line.startswith("rank ")]
     assert ranks == ["rank 2: Traceback (most recent call last):", "rank 0: Traceback (most recent call last):"]
 
 
-def _raise_after(device, seconds):
+def _raise_in_turn(device, turn):
     rank = int(os.path.basename(os.readlink("/proc/self/fd/1")).split(".")[0])
-    if rank in seconds:
-        time.sleep(seconds[rank])
+    if rank == 2:
+        turn.touch()
+        raise KeyError(rank)
+    if rank == 0:
+        while not turn.exists():
+            time.sleep(0.1)
+        time.sleep(0.5)
         raise KeyError(rank)
 
 
