@@ -87,7 +87,6 @@ DIFFERENT_VALUES = {
         lambda one: {"target": one.target + torch.eye(ROWS, CLASSES)[:1] * torch.eye(ROWS)[:, :1]},
         "target",
     ),
-    "ignore_index": ({"ignore_index": 4}, lambda _: {"ignore_index": -100}, "target"),
     "targets without vocab_sizes": (WITHOUT_SIZES, lambda one: {"target": _third(one.target, 9)}, "target"),
     "vocab_sizes": ({}, lambda _: {"vocab_sizes": (14, 10)}, "vocab_sizes"),
     "token_weight": ({"token_weight": ONES}, lambda _: {"token_weight": RANGE}, "token_weight"),
@@ -97,6 +96,7 @@ DIFFERENT_VALUES = {
 # What the error shows of both ranks: what it names, and the values of both ranks.
 SHOWN_VALUES = {
     "reduction": ("sum", "mean"),
+    "ignore_index": (4, -100),
     "softcap": (None, 2.0),
     "temperature": (1.0, 0.5),
     "label_smoothing": (0.1, 0.2),

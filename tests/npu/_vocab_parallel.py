@@ -129,8 +129,14 @@ def disagreement(device, what, checks_values):
             target[0] = -100
         elif what == "input":
             input = (input.detach() + 1).requires_grad_()
-        else:
+        elif what == "a bias":
+            options["linear_bias"] = torch.zeros(len(head), dtype=head.dtype, device=device)
+        elif what == "zero_if_all_ignored":
             options["zero_if_all_ignored"] = True
+    if what == "the whole head":
+        options["vocab_sizes"] = (CLASSES, CLASSES)
+        head = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(1)).bfloat16()
+        head = head.to(device).requires_grad_()
     torch_aclnn_ops.check_values(checks_values)
     try:
         loss = F.linear_cross_entropy(input, head, target, process_group=dist.group.WORLD, **options)
@@ -139,6 +145,14 @@ def disagreement(device, what, checks_values):
         return str(error)
     finally:
         torch_aclnn_ops.check_values(False)
+
+
+def constant_heads(device):
+    """The losses of a head whose shards are the same, because all its weights are."""
+    _, (input, _, target) = _leaves(device)
+    head = torch.full((CLASSES // 2, FEATURES), 0.5, dtype=torch.bfloat16, device=device)
+    options = {**_SHARED, "vocab_sizes": (CLASSES // 2, CLASSES // 2), "process_group": dist.group.WORLD}
+    return F.linear_cross_entropy(input.detach(), head, target, **options).tolist()
 
 
 def launches(device):

@@ -2,6 +2,8 @@
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 
+import math
+
 import pytest
 import torch
 from host_npu.testing import run
@@ -82,6 +84,8 @@ DISAGREEMENTS = {
     "an ignored row": "target must be the same on every rank",
     "input": "input must be the same on every rank",
     "zero_if_all_ignored": "zero_if_all_ignored must be the same on every rank",
+    "a bias": "whether CANN's operators compute the loss must be the same on every rank",
+    "the whole head": "linear_weight must be this rank's shard of the head, but it is the same on every rank",
 }
 
 
@@ -95,6 +99,12 @@ def test_all_losses_and_gradients_are_nan_if_the_processes_disagree(backend, wha
 def test_every_process_raises_if_they_disagree_and_values_are_checked(backend, what):
     for error in run(cases.disagreement, 2, what, True, device="npu", backend=backend):
         assert DISAGREEMENTS[what] in error
+
+
+def test_a_constant_head_is_not_taken_for_the_whole_head_on_every_rank(backend):
+    for losses in run(cases.constant_heads, 2, device="npu", backend=backend):
+        expected = [0 if row == 1 else math.log(cases.CLASSES) for row in range(cases.ROWS)]
+        assert losses == pytest.approx(expected, abs=2**-8 * 8)  # the rounding of a logit
 
 
 def test_a_teacher_with_a_bias_may_have_an_empty_shard(backend):

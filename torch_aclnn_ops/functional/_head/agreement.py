@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 _EXACT = 2**24  # float32 represents all integers up to it
-_PRIME = _EXACT - 3  # so that no single target can change without its remainder
 _FEATURES = 4  # features compared per row
-_PLACES = 3  # rows compared, and rows and features of linear_weight
+_PLACES = 3  # rows compared of linear_weight
 _WEIGHTS = ("token_weight", "weight")
 # Bounds the 16-bit rounding errors of the same row, computed in a different order on each rank.
 _TOLERANCE = 2.0**-4
@@ -26,6 +25,11 @@ _LEAST = 2.0**-20  # of numbers of linear_weight, which is another if they diffe
 
 # A summary consists of groups of this many numbers, padded with zeros.
 _GROUP = _PLACES * _FEATURES
+# Ranks disagree about a group g, compared with that of rank 0, if a number of |g_0 - s g| is above a factor times the
+# largest one of |g_0 - t g|: (s, t, factor).
+_SAME = (1.0, -1.0, 0.0)
+_ZERO = (-1.0, 1.0, 0.0)
+_DIFFERENT = (-1.0, 1.0, 2 / _LEAST)
 
 ROWS = "the number of rows of input"
 _WORDS = ("none", "mean", "sum", "forward_kl", "reverse_kl", "jensen_shannon")
@@ -40,13 +44,13 @@ class Summary(NamedTuple):
     """What a rank sends about its call, and how to compare it; not differentiable."""
 
     sent: list[Tensor]  # to be concatenated
-    factors: Tensor  # of each group's spread and largest number; the sum is above 0 if ranks do not agree
-    verdicts: Tensor  # nan and 1
+    signs: Tensor  # s and t of each group, shape (2, 1, groups, 1)
+    factors: Tensor  # of each group
 
     @property
     def size(self) -> int:
         """The number of elements that are sent."""
-        return self.factors.shape[1] * _GROUP
+        return self.factors.shape[0] * _GROUP
 
 
 def _encode(value: Any) -> Any:
@@ -95,37 +99,49 @@ def summarize(
     """
     excess, sizes = shards
     of_call = -(-len(call) // _GROUP)
-    # Of the spread over the ranks, and of the largest number. Shards of the head must differ, not agree.
-    are_comparable = len(sizes) > 1 and len(set(sizes)) == 1
-    factors = [
-        *[(1.0, 0.0)] * of_call,
-        (0.0, 1.0),  # excess
-        (1.0, 0.0),  # target
-        *[(1.0, -_TOLERANCE_OF_WEIGHTS)] * len(_WEIGHTS),
-        *[(1.0, -_TOLERANCE)] * 2,
-        (-1.0, _LEAST),
+    kinds = [
+        *[_SAME] * of_call,
+        _ZERO,  # excess
+        _SAME,  # target
+        *[_rounded(_TOLERANCE_OF_WEIGHTS)] * len(_WEIGHTS),
+        *[_rounded(_TOLERANCE)] * 2,
+        _DIFFERENT,  # shards of the head, if they could be the same
     ]
+    # Shards of different sizes are different.
+    are_comparable = len(sizes) > 1 and len(set(sizes)) == 1 and shard.shape[0] > 0
+    of_input, of_other = _ends(input), None if other is None else _ends(other)
+    of_head = shard.detach()[_places(shard.shape[0]), :_FEATURES] if are_comparable else None
     padding = [0.0] * (of_call * _GROUP - len(call))
     values = [*map(_encode, call.values()), *padding, excess, *[0.0] * (2 * _GROUP - 1)]
-    columns = [factor for column in zip(*factors, strict=True) for factor in column]
-    numbers = _constants([*values, *columns, torch.nan, 1.0], dtype, input.device)
+    columns = [number for column in zip(*kinds, strict=True) for number in column]
+    weight_of_origin = [0.0] * len(of_input) + [-1.0] * (0 if of_head is None else len(of_head))
+    numbers = _constants([*values, *columns, *weight_of_origin], dtype, input.device)
     # The zeros stand for what is not given, so that nothing is launched for it.
-    same, zeros, columns, verdicts = numbers.split(((of_call + 1) * _GROUP, _GROUP, 2 * len(factors), 2))
+    lengths = ((of_call + 1) * _GROUP, _GROUP, 2 * len(kinds), len(kinds), len(weight_of_origin))
+    same, zeros, signs, factors, weights_of_origin = numbers.split(lengths)
+    if of_head is not None:
+        # Minus one entry of the head, so that a constant head is zeros, in one launch for both.
+        origin = of_head[:1, :1]
+        both = torch.addcmul(torch.cat([of_input, of_head]), weights_of_origin.unsqueeze(1), origin)
+        of_input, of_head = both.split((len(of_input), len(of_head)))
     groups = (
         None if target is None else _fingerprint(target, dtype),
         *(None if weight is None else _numbers_of(weight, dtype) for weight in weights),
-        *(None if rows is None else _probe(rows, dtype) for rows in (input, other)),
-        _entries_of(shard, dtype) if are_comparable else None,
+        *(None if rows is None else rows.to(dtype).reshape(-1) for rows in (of_input, of_other, of_head)),
     )
     padded = [zeros] * (2 * len(groups))
     padded[::2] = [zeros[:0] if group is None else group for group in groups]
     padded[1::2] = [zeros[group.shape[0] :] for group in padded[::2]]
-    return Summary([same, *padded], columns.unflatten(0, (2, len(factors))), verdicts)
+    return Summary([same, *padded], signs.unflatten(0, (2, 1, -1, 1)), factors)
+
+
+def _rounded(tolerance: float) -> tuple[float, float, float]:
+    return (1.0, -1.0, tolerance / 2)  # of the sum of two numbers
 
 
 def _fingerprint(target: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a number that depends on all targets and their order, shape (1,)."""
-    return target.detach().cumsum(0).sum().remainder(_PRIME).reshape(1).to(dtype)
+    """Return the bytes of a sum that depends on all targets and their order, shape (8,)."""
+    return target.detach().cumsum(0).sum().reshape(1).view(torch.uint8).to(dtype)
 
 
 def _numbers_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -137,23 +153,13 @@ def _numbers_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack([values, values.cumsum(0) / number, values.abs()]).mean(1)
 
 
-def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the first features of the first, middle and last row."""
-    number = rows.shape[0]
-    if number == 0:
-        return rows.new_zeros(0, dtype=dtype)
-    rows = rows.detach()[:, :_FEATURES]
-    return torch.stack([rows[0], rows[number // 2], rows[number - 1]]).reshape(-1).to(dtype)
-
-
-def _entries_of(shard: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return entries of first, middle and last rows and features, minus one of them: 0 for a constant head."""
-    entries = shard.detach()[_places(shard.shape[0]), _places(shard.shape[1])]
-    return (entries - entries[:1, :1]).reshape(-1).to(dtype)
+def _ends(rows: Tensor) -> Tensor:
+    """Return the first features of the first and last row, as a view."""
+    return rows.detach()[:: max(rows.shape[0] - 1, 1), :_FEATURES]
 
 
 def _places(size: int) -> slice:
-    """Return places of a dimension up to the last one, at the same distance, so that they are a view."""
+    """Return places up to the last row, at the same distance, so that they are a view."""
     if size < _PLACES:
         return slice(None)
     step = (size - 1) // (_PLACES - 1)
@@ -186,17 +192,16 @@ def compare_summaries(
         names: the names of the arguments whose rows were summarized.
 
     Returns:
-        ``None`` if the values can be read. Otherwise a factor for the results: 1 if the summaries match, else nan.
+        ``None`` if the values can be read. Otherwise whether the summaries do not match: all results must be nan then.
 
     Raises:
         ValueError: The summaries do not match, and the values can be read.
     """
     groups = summaries.detach().unflatten(1, (-1, _GROUP))
-    largest = torch.stack([groups - groups[:1], groups]).abs().amax((1, 3))
-    disagree = (largest * summary.factors).sum(0) > 0
+    different, bound = torch.addcmul(groups[:1], groups, summary.signs, value=-1).abs_().amax((1, 3)).unbind()
+    disagree = different > bound * summary.factors
     if not values_are_readable(summaries):
-        different, equal = summary.verdicts.unbind()
-        return different.where(disagree.any(), equal)
+        return disagree.any()
     if disagree.any():
         group = disagree.tolist().index(True)
         of_call = -(-len(call) // _GROUP)
@@ -205,6 +210,11 @@ def compare_summaries(
         name = ("excess", "target", *_WEIGHTS, *names, "linear_weight")[group - of_call]
         _raise_difference(function, name, summaries[:, group * _GROUP].tolist(), sizes)
     return None
+
+
+def nan_if(disagree: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the factor of results whose gradients must be nan, too: nan if ranks disagree, else 1."""
+    return torch.ones_like(disagree, dtype=dtype).masked_fill(disagree, torch.nan)
 
 
 def _raise_difference_of_call(function: str, call: Agreed, summaries: list[list[float]]) -> NoReturn:

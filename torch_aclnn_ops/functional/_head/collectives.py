@@ -83,7 +83,10 @@ def _copy_to_group(copy: Tensor, members: Members) -> Tensor:
 def _sum_over_group(part: Tensor, members: Members) -> Tensor:
     if part.dtype == torch.float64 and part.device.type == "npu":  # HCCL gathers float64, but does not reduce it
         return gather_constant(part, members).sum(0)
-    total = c10d_functional.all_reduce(members.stage(widen(part)), "sum", members.name)
+    sent = members.stage(widen(part))
+    is_own = sent is not part and not torch.compiler.is_compiling()
+    all_reduce = c10d_functional.all_reduce_ if is_own else c10d_functional.all_reduce  # the latter clones
+    total = all_reduce(sent, "sum", members.name)
     result: Tensor = c10d_functional.wait_tensor(total).to(part)
     return result
 

@@ -31,8 +31,11 @@ class _FusedLossFunction(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         call: Call
         *_, call, vocabulary, needs_log_sum_exp = args
-        of_shard = () if vocabulary is None else (vocabulary.start, vocabulary.combine_reduced)
-        losses, without_class, reduced = fused_losses(call, *of_shard)
+        if vocabulary is None:
+            losses, without_class, reduced = fused_losses(call, call.linear_weight.shape[0])
+        else:
+            of_shard = vocabulary.shards.total, vocabulary.start, vocabulary.combine_reduced
+            losses, without_class, reduced = fused_losses(call, *of_shard)
         log_sum_exp = None
         if needs_log_sum_exp:
             log_sum_exp = reduced.sum_exp_logits.log().add_(reduced.logits_max).where(reduced.has_class, without_class)

@@ -53,11 +53,14 @@ def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool
         reduce_input_grad: Whether to sum the gradient of the input over the ranks.
     """
     call = _prepare(call)
-    vocabulary = None if shards is None else shared_vocabulary(call, shards, reduce_input_grad)
     if call.max_memory is not None and not torch.compiler.is_compiling():
         # That of the largest shard, so that no rank raises alone while others wait in a collective.
         call.tile_rows(classes=None if shards is None else max(shards.sizes))
-    return _choose(call, vocabulary)(call, vocabulary)
+    implementation = _choose(call, shards)
+    if shards is None:
+        return implementation(call, None)
+    is_fused = implementation is fused_loss
+    return implementation(call, shared_vocabulary(call, shards, reduce_input_grad, is_fused))
 
 
 def _prepare(call: Call) -> Call:
@@ -105,25 +108,24 @@ def _flatten_target(target: Tensor, linear_weight: Tensor) -> Tensor:
     return target.reshape(math.prod(target.shape[:-1]), target.shape[-1])
 
 
-def _choose(call: Call, vocabulary: SharedVocabulary | None) -> Callable[[Call, SharedVocabulary | None], _Result]:
+def _choose(call: Call, shards: VocabularyShards | None) -> Callable[[Call, SharedVocabulary | None], _Result]:
     """Choose the implementation of a call; this is the only place that does."""
     if call.linear_weight.dim() > 2 or autograd.ENGINE.needs_formula(call, call.token_weight):
         return loss_of_statistics
     is_fused = choose_kernels(call).why_not_fused is None
-    if is_fused and _can_fuse_loss(call, vocabulary):
+    if is_fused and _can_fuse_loss(call, shards):
         return fused_loss
-    if vocabulary is None and not is_fused and _can_compute_gradients(call):
+    if shards is None and not is_fused and _can_compute_gradients(call):
         return loss_with_gradients
     return loss_of_statistics
 
 
-def _can_fuse_loss(call: Call, vocabulary: SharedVocabulary | None) -> bool:
+def _can_fuse_loss(call: Call, shards: VocabularyShards | None) -> bool:
     """Return whether CANN's operators compute the losses of rows, and their gradients, which are those of both."""
     if torch.compiler.is_compiling():
         return False
-    if vocabulary is not None:
+    if shards is not None:
         # On every rank: those that differentiate a gradient need the same collectives.
-        shards = vocabulary.shards
         if shards.excess or any(why_not_classes(size) is not None for size in shards.sizes):
             return False
     return call.gradients[0] == call.gradients[1]

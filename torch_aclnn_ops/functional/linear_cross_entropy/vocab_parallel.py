@@ -5,15 +5,21 @@ rank computes those of the full vocabulary.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops.functional._head.agreement import ROWS, Agreed, Summary, compare_summaries, summarize
-from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, raise_if_compiled_transform
+from torch_aclnn_ops.functional._head.agreement import ROWS, Agreed, Summary, compare_summaries, nan_if, summarize
+from torch_aclnn_ops.functional._head.collectives import (
+    Members,
+    copy_to_group,
+    gather,
+    gather_constant,
+    raise_if_compiled_transform,
+)
 from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
@@ -87,15 +93,18 @@ class SharedVocabulary:
         to the full vocabulary.
         """
         raise_if_compiled_transform()
-        summary = self._summarize(call, _message_dtype(call, self.shards))
+        sizes, summary = self.shards.sizes, self._summarize(call, _message_dtype(call, self.shards))
         local, target_probability_sum = _local_call(call, self.shards, self.reduces_gradient)
         rows = statistics(local)
-        gathered, factor = self._gather((*rows, target_probability_sum), summary)
+        gathered, disagree = self._exchange((*rows, target_probability_sum), summary, gather)
+        if not all(sizes):
+            gathered = gathered[[rank for rank, size in enumerate(sizes) if size > 0]]
         results = self._combine(rows, gathered, call.weight)
         if not call.target.is_floating_point():
             results = results.without(call.target == IGNORED)
-        if factor is None:
+        if disagree is None:
             return results
+        factor = nan_if(disagree, summary.factors.dtype)
         *values, tokens = results
         return Statistics._make((*(None if row is None else row * factor for row in values), tokens))
 
@@ -110,15 +119,23 @@ class SharedVocabulary:
 
         The masks and places of targets remain this rank's. Not differentiable.
         """
-        rows = Statistics(reduced.logits_max, reduced.sum_exp_logits.log(), reduced.predicted)
-        gathered, factor = self._gather((*rows, reduced.has_class), self._summarize(call, rows.logits_max.dtype))
-        gathered = gathered if factor is None else gathered * factor
-        whole = self._combine(rows, gathered, None)
+        rows = reduced.logits_max, reduced.sum_exp_logits, reduced.predicted, reduced.has_class
+        summary = self._summarize(call, reduced.logits_max.dtype)
+        gathered, disagree = self._exchange(rows, summary, gather_constant)
+        if disagree is not None:
+            gathered.masked_fill_(disagree, math.nan)
+        # In place: shard r has exp(m_r - m) of its sum, and its target's logit is m_r - m lower.
+        maxima, sums, predicted, is_here = gathered.unbind(1)
+        logits_max = maxima.amax(0)
+        shift = maxima.sub_(logits_max)
+        predicted.addcmul_(is_here, shift)
+        sums.mul_(shift.exp())
+        sum_exp_logits, predicted, has_class = gathered[:, 1:].sum(0).unbind()
         return reduced._replace(
-            logits_max=whole.logits_max,
-            sum_exp_logits=whole.log_sum_exp.exp(),
-            predicted=whole.predicted,
-            has_class=gathered[:, -1].any(0),
+            logits_max=logits_max,
+            sum_exp_logits=sum_exp_logits,
+            predicted=predicted,
+            has_class=has_class.bool(),
             is_here=reduced.has_class,
         )
 
@@ -127,19 +144,18 @@ class SharedVocabulary:
         hard, soft = (None, call.target) if is_soft else (call.target, None)
         return summarize(self.agreed, cut, call.input, call.linear_weight, hard, soft, dtype, self.weights)
 
-    def _gather(self, rows: Sequence[Tensor | None], summary: Summary) -> tuple[Tensor, Tensor | None]:
-        """Gather values of rows of all nonempty shards, shape (shards, given, N), and compare calls, in one collective.
+    def _exchange(
+        self, rows: Sequence[Tensor | None], summary: Summary, gather: Callable[[Tensor, Members], Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gather values of rows, shape (ranks, given, N), and compare calls, in one collective.
 
-        The second result is the factor of :func:`compare_summaries`.
+        The second result is that of :func:`compare_summaries`.
         """
         given = [row.to(summary.factors.dtype) for row in rows if row is not None]
-        message = gather(torch.cat([*summary.sent, *given]), self.shards.members)
-        summaries, sizes = message[:, : summary.size].detach(), self.shards.sizes
-        factor = compare_summaries("linear_cross_entropy", self.agreed, summary, summaries, sizes)
-        gathered = message[:, summary.size :].unflatten(1, (len(given), given[0].shape[0]))
-        if not all(sizes):
-            gathered = gathered[[rank for rank, size in enumerate(sizes) if size > 0]]
-        return gathered, factor
+        messages = gather(torch.cat([*summary.sent, *given]), self.shards.members)
+        summaries = messages[:, : summary.size]
+        disagree = compare_summaries("linear_cross_entropy", self.agreed, summary, summaries, self.shards.sizes)
+        return messages[:, summary.size :].unflatten(1, (len(given), given[0].shape[0])), disagree
 
     def _combine(self, rows: Statistics, gathered: Tensor, class_weight: Tensor | None) -> Statistics:
         """Combine gathered statistics and target probability sums; ``rows`` are this rank's statistics."""
@@ -150,8 +166,18 @@ class SharedVocabulary:
         return combine(found, sums.to(rows.predicted.dtype), filled, class_weight)
 
 
-def shared_vocabulary(call: Call, shards: VocabularyShards, reduce_input_grad: bool) -> SharedVocabulary:
-    """Describe a call, which the other ranks make, too."""
+def shared_vocabulary(
+    call: Call, shards: VocabularyShards, reduce_input_grad: bool, is_fused: bool
+) -> SharedVocabulary:
+    """Describe a call, which the other ranks make, too.
+
+    Args:
+        call: The call.
+        shards: Which rank has which classes.
+        reduce_input_grad: Whether to sum the gradient of the input over the ranks.
+        is_fused: Whether CANN's operators compute the losses of rows; ranks that do not agree have different messages,
+            and different collectives in derivatives of gradients.
+    """
     reduces_gradient = _reduces_gradient(call.input, reduce_input_grad)
     agreed: dict[str, Any] = {
         ROWS: call.input.shape[0],
@@ -159,6 +185,8 @@ def shared_vocabulary(call: Call, shards: VocabularyShards, reduce_input_grad: b
         "vocab_sizes": shards.sizes,
         "whether target has probabilities": call.target.is_floating_point(),
         "reduce_input_grad": reduce_input_grad,
+        "ignore_index": call.ignored_class(),
+        "whether CANN's operators compute the loss": is_fused,
         "whether input needs a gradient": reduces_gradient,
         "whether token_weight is given": call.token_weight is not None,
         "whether weight is given": call.weight is not None,

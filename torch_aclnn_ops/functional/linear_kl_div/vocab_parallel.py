@@ -1,7 +1,7 @@
 """Whether the processes that share a vocabulary make the same call."""
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated
-from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, summarize
+from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
 from torch_aclnn_ops.functional._head.collectives import gather_constant
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
@@ -54,8 +54,8 @@ def check_agreement(call: Call, shards: VocabularyShards, token_weight: Tensor |
         weights,
     )
     summaries = gather_constant(torch.cat(summary.sent), shards.members)
-    factor = compare_summaries(NAME, agreed, summary, summaries, shards.sizes, ("input", "teacher"))
-    return call if factor is None else call._replace(input=input * factor.to(input.dtype))
+    disagree = compare_summaries(NAME, agreed, summary, summaries, shards.sizes, ("input", "teacher"))
+    return call if disagree is None else call._replace(input=input * nan_if(disagree, input.dtype))
 
 
 def _of_teacher(call: Call) -> Tensor | None:

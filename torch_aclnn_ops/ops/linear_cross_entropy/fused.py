@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 _FEATURES_AT_A_TIME = 2**22  # of the rows of the head at the targets: 16 MiB in float32
-_LARGEST_ROUNDING = 64.0  # exp of it is finite in float32; only bfloat16 logits from 32,768 on are rounded by more
+# Only bfloat16 logits above 16,384 are rounded by more, of which float32 has no exp, and no log of a sum of exp.
+_LARGEST_ROUNDING = 64.0
+_LEAST_SUM = torch.finfo(torch.float32).tiny
 
 
 class Reduced(NamedTuple):
@@ -44,8 +46,8 @@ def _reduce(call: Call) -> Reduced:
     )
     has_class = masked_target == call.target
     exact = _target_logits(call, masked_target, logits_max)
-    exact = exact.clamp_(predicted - _LARGEST_ROUNDING, predicted + _LARGEST_ROUNDING).where(has_class, predicted)
-    sum_exp_logits = sum_exp_logits.sub_(predicted.exp()).clamp_(min=0).add_(exact.exp())
+    exact = exact.clamp_(max=_LARGEST_ROUNDING).where(has_class, predicted)
+    sum_exp_logits = sum_exp_logits.sub_(predicted.exp()).clamp_(min=_LEAST_SUM).add_(exact.exp())
     return Reduced(logits_max, sum_exp_logits, exact, target_mask, masked_target, has_class)
 
 
@@ -81,17 +83,18 @@ class FusedRows(NamedTuple):
     reduced: Reduced
 
 
-def fused_losses(call: Call, start: int = 0, combine: Combine | None = None) -> FusedRows:
+def fused_losses(call: Call, classes: int, start: int = 0, combine: Combine | None = None) -> FusedRows:
     """Compute the loss of every row with CANN's operators, in few launches.
 
     Args:
         call: The arguments of the call, with the caller's class indices.
+        classes: The number of classes of the vocabulary.
         start: The first class of the head.
         combine: Combines this shard's results with those of others, if there are any.
     """
     target, ignore_index = call.target, call.ignored_class()
     ignored = target == ignore_index
-    if combine is not None or 0 <= ignore_index < call.linear_weight.shape[0]:
+    if 0 <= ignore_index < classes:
         target = target.masked_fill(ignored, IGNORED)
     reduced = _reduce(call._replace(target=target - start if start else target))
     if combine is not None:
