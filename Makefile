@@ -43,18 +43,18 @@ $(WITH_TORCH):
 
 # Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
 $(INSTALLED): pyproject.toml host-npu/pyproject.toml | $(WITH_TORCH)
-	@echo "setup, 2 of 4: the packages of examples and tests, 0.2 GB, while the next steps compile"
+	@echo "setup, 2 of 4: the packages of examples and tests, 0.2 GB, while 3 and 4 compile"
 	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(QUIET_PIP) --no-build-isolation --editable ".[examples,test,lint]"
 	touch $@
 
 $(BUILT): $(SOURCES) | $(WITH_TORCH)
-	@echo "setup, 3 of 4: compiles the extensions, about two minutes on one core; the compiler writes to $(VENV)/build.log"
+	@echo "setup, 4 of 4: compiles the extensions, about two minutes on one core; the compiler writes to $(VENV)/build.log"
 	TORCH_ACLNN_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	touch $@
 
 # pip hides what a build prints, so that the libraries are compiled before it.
 $(LIBRARIES_OF_HOST_NPU): $(HOST_NPU_SOURCES) | $(WITH_TORCH)
-	@echo "setup, 4 of 4: compiles the host NPU, about five minutes on one core"
+	@echo "setup, 3 of 4: compiles the host NPU, about five minutes on one core"
 	$(RUN) host-npu/csrc/build.py
 	touch $@
 
