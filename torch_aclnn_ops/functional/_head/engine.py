@@ -26,9 +26,9 @@ from torch_aclnn_ops._autograd.derivatives import (
     vjp,
 )
 from torch_aclnn_ops._call_log import Implementation, log_call
+from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply, in_forward_ad, is_legacy_batchedtensor
-from torch_aclnn_ops.functional._head.gradients import scaled
 from torch_aclnn_ops.functional._head.loss import STUDENT, HeadLoss
 from torch_aclnn_ops.functional._head.operator import HeadOperator
 from torch_aclnn_ops.ops._head.chunks import Results
@@ -153,8 +153,8 @@ class _Function(torch.autograd.Function):
                 call, _, factors = _saved(ctx)
                 _, made = loss.reduce(call, factors)
             if is_batched(grads[0]):
-                ctx.gradients = made  # not consumed: scaled() is out of place then
-            made = scaled(made, grads[0])
+                ctx.gradients = made  # not consumed: _scaled() is out of place then
+            made = _scaled(made, grads[0])
         # Each to its own: ranks that share a vocabulary upcast the input, whose gradients they add up.
         pairs = zip(made, ctx.dtypes, strict=True)
         made = [None if gradient is None else gradient.to(dtype) for gradient, dtype in pairs]
@@ -162,6 +162,17 @@ class _Function(torch.autograd.Function):
 
 
 _apply = fast_apply(_Function)
+
+
+def _scaled(made: Sequence[Tensor | None], grad_loss: Tensor) -> Sequence[Tensor | None]:
+    """Multiply gradients by that of the loss: in-place, except under ``vmap`` and in forward-mode AD."""
+    if _is_transformed(grad_loss):
+        return [None if gradient is None else gradient * grad_loss for gradient in made]
+    if not (values_are_readable(grad_loss) and grad_loss.item() == 1):
+        for gradient in made:
+            if gradient is not None:
+                gradient.mul_(grad_loss)
+    return made
 
 
 def _is_transformed(grad: Tensor) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_aclnn_ops.functional._head.collectives import Members
-from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
+from torch_aclnn_ops.functional._head.shards import check_not_local_shard, is_dtensor
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
 import torch.distributed as dist

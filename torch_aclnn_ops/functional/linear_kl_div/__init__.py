@@ -1,9 +1,8 @@
 """The divergence of two linear layers' outputs, a student's and its teacher's, without the outputs.
 
-A call goes from the function here to ``implementations``, which reduces the losses of rows: ``autograd`` is what the
-engine of losses on a head gets, ``chunks`` the kernel, and ``formula`` what has every derivative. ``_arguments`` says
-what the arguments must be, ``divergences`` has the mathematics of some rows, and ``teachers`` that of a teacher that is
-given by numbers.
+A call goes from the function here to ``implementations``, which gives the engine of losses on a head what it needs, and
+reduces the losses of rows. ``chunks`` is the kernel, and ``formula`` has every derivative. ``_arguments`` says what the
+arguments must be, and ``divergences`` has the mathematics of some rows.
 """
 
 from collections.abc import Sequence

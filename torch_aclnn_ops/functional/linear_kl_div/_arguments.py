@@ -8,7 +8,7 @@ from torch_aclnn_ops._checks import describe, values_are_readable
 from torch_aclnn_ops._head_options import AT_LEAST_1, check_number
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
 from torch_aclnn_ops.functional._head.arguments import check_constant
-from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
+from torch_aclnn_ops.functional._head.shards import check_not_local_shard, is_dtensor
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 
 import torch

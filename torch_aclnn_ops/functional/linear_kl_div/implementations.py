@@ -1,17 +1,60 @@
-"""The call of the engine, and the reduction of the losses of rows."""
+"""What the engine of losses on a head gets, whose results are the losses of rows, and their reduction."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
+from torch_aclnn_ops.functional._head.engine import Engine
+from torch_aclnn_ops.functional._head.loss import HeadLoss
 from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, check_labels, flat
-from torch_aclnn_ops.functional.linear_kl_div.autograd import ENGINE
-from torch_aclnn_ops.functional.linear_kl_div.call import Call
+from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
+from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_in_chunks
+from torch_aclnn_ops.functional.linear_kl_div.formula import losses_of_rows
 from torch_aclnn_ops.functional.linear_kl_div.vocab_parallel import check_agreement
+from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
 from torch_aclnn_ops.ops._head.kept_rows import IGNORED
 
 import torch
 from torch import Tensor
+
+_OF_ROWS = ("target", "teacher_input", "teacher_values", "teacher_indices")
+_FIELDS = (
+    *(*_OF_ROWS, "teacher_weight", "teacher_bias", "is_log", "divergence", "beta", "hard_weight", "temperature"),
+    *("chunk_size", "max_memory", "gradients", "recomputes"),
+)
+
+
+class _Divergence(HeadLoss):
+    def reduce(self, call: Call, factors: Sequence[Tensor | None] | None) -> tuple[Results, HeadGradients]:
+        return losses_in_chunks(call, None if factors is None else factors[0])
+
+    def formula(self, call: Call) -> Results:
+        return (losses_of_rows(call),)
+
+    def backward_call(self, call: Call, results: Results) -> Call:
+        return call._replace(recomputes=True)
+
+    def check_formula(self, call: Call, in_backward: bool) -> None:
+        if call.shards is not None and in_backward:
+            raise RuntimeError(
+                f"{NAME}: with process_group only first derivatives are supported, but this is a backward pass with"
+                " create_graph=True or is_grads_batched=True"
+            )
+        if call.shards is not None:
+            raise NotImplementedError(
+                f"{NAME}: process_group must be None inside transforms of torch.func, torch.jit.trace and forward-mode"
+                " AD, which do not differentiate its collectives"
+            )
+
+    def flatten(self, call: Call) -> tuple[Any, ...]:
+        if call.shards is not None:  # a graph break, also where Dynamo compiles the frames below the one that broke
+            raise NotImplementedError(f"{NAME}: process_group is not supported in compiled code")
+        return super().flatten(call)
+
+
+_ENGINE = Engine(_Divergence(NAME, Call, _FIELDS, _OF_ROWS))
 
 
 def kind_of(call: Call) -> dict[str, int]:
@@ -56,7 +99,7 @@ def compute(call: Call) -> Tensor:
     ignored = None if call.target is None else call.target == IGNORED
     counts = _counts(call, ignored, token_weight)
     if reduction == "none":
-        losses = ENGINE.rows(call)[0]
+        losses = _ENGINE.rows(call)[0]
         return losses if counts is None else losses * counts
     nan_if_empty = None
     rows = call.input.shape[0]
@@ -67,10 +110,10 @@ def compute(call: Call) -> Tensor:
         is_empty = (torch.zeros_like(factors, dtype=torch.bool) if ignored is None else ignored).all()
         nan_if_empty = factors.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)
         factors = factors / factors.sum().masked_fill(is_empty, 1)
-    if any(call.gradients) and not factors.requires_grad and not ENGINE.needs_formula(call, token_weight):
-        (loss,) = ENGINE.weighted_sum(call, (factors,))
+    if any(call.gradients) and not factors.requires_grad and not _ENGINE.needs_formula(call, token_weight):
+        (loss,) = _ENGINE.weighted_sum(call, (factors,))
     else:
-        loss = (ENGINE.rows(call)[0] * factors).sum()
+        loss = (_ENGINE.rows(call)[0] * factors).sum()
     return loss if nan_if_empty is None else loss + nan_if_empty
 
 

@@ -5,14 +5,18 @@ The choice is made once per call and applies to its gradients too.
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
+from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
+from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results, blocks_of, reduce_in_chunks
+from torch_aclnn_ops.ops._head.kept_rows import KeptRows
+from torch_aclnn_ops.ops._head.products import Head
+from torch_aclnn_ops.ops._head.tiling import rows_of_block
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Kernels
-from torch_aclnn_ops.ops.linear_cross_entropy.chunks import statistics_in_chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
+from torch_aclnn_ops.ops.linear_cross_entropy.rows import reduce_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
 from torch import Tensor
@@ -37,7 +41,35 @@ def reduce(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradi
         log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
     _check_queue(call.input)
     _log(call, factors, kernels)
-    return statistics_in_chunks(call, factors)
+    return _statistics_in_chunks(call, factors)
+
+
+@without_autocast
+def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
+    """Compute the requested statistics, and with factors the gradients of the loss that has these factors.
+
+    Ignored rows give zeros, and the predicted token -1.
+    """
+    kept = KeptRows(None if call.target.is_floating_point() else call.target, call.input.shape[0])
+    tiling = call.tile_rows(rows=kept.number, with_gradients=factors is not None)
+    have_classes = kept.have_labels and not call.is_shard
+    # The softcap is applied before the temperature.
+    scale = 1.0 if call.softcap is not None else 1 / call.temperature
+    head = Head(call.linear_weight, call.linear_bias, scale, tiling)
+
+    def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
+        # All rows at once on a device, to launch fewer kernels.
+        size = rows_of_block(logits.shape[1], logits.element_size()) if logits.is_cpu else logits.shape[0]
+        blocks = blocks_of(rows, size)
+        return [reduce_block(logits[block.start - rows.start : block.stop - rows.start], block) for block in blocks]
+
+    def reduce_block(logits: Tensor, rows: slice) -> Results:
+        of_rows = None if factors is None else Coefficients._make(kept.select(one, rows) for one in factors)
+        found = reduce_rows(call, logits, kept.select(call.target, rows), of_rows, have_classes)
+        return tuple(one for one in found if one is not None)
+
+    needed = None if factors is None else call.gradients
+    return reduce_in_chunks(call.input, head, kept, tiling, reduce_chunk, needed)
 
 
 def choose_kernels(call: Call) -> Kernels:
