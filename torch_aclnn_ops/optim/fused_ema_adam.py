@@ -155,7 +155,7 @@ class FusedEmaAdam(EmaOptimizer):
             param_group: ``params``, any options except ``flatten``, and any keys of your own, which are kept.
 
         Raises:
-            TypeError: ``params`` is missing, or an option has the wrong type, is one of torch's that this optimizer
+            TypeError: ``params`` is missing, or an option has the wrong type or is one of torch's that this optimizer
                 lacks.
             ValueError: An option is out of range, or a parameter is complex, in another group, or shares memory.
         """
