@@ -55,10 +55,21 @@ def run_example(device: str, script: str, *options: str) -> tuple[int, str]:
     return status or 0, printed.getvalue()
 
 
+def write_tokens(cache: pathlib.Path) -> None:
+    """Write the tokens of a tenth of the standard library where examples look for those of all of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples")
+        text_data = importlib.import_module("text_data")
+    texts = text_data.read_standard_library()
+    file = cache / f"tokens-{text_data.fingerprint_of(texts)[:16]}.pt"
+    text_data.save_atomically(text_data.tokenise(texts[::10]), file)
+
+
 @pytest.fixture(scope="module")
 def reference_run(tmp_path_factory):
-    """A full run with its reference, and the tokens it has generated: the folder, and what it has printed."""
+    """A full run with its reference: the folder, with the tokens, and what it has printed."""
     output = tmp_path_factory.mktemp("train_lm")
+    write_tokens(output / "cache")
     [(status, printed)] = run(run_example, 1, "train_lm.py", *SMALL, "--reference", "--output", str(output), backend="")
     assert status == 0, printed
     return output, printed
