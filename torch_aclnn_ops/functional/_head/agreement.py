@@ -253,15 +253,15 @@ def _raise_mismatch(function: str, name: str, values: Sequence[object]) -> NoRet
     raise ValueError(f"{function}: {name} must be the same on every rank of process_group, but {described}")
 
 
-def check_messages(function: str, kind: dict[str, int], gathered: Any) -> None:
+def check_messages(function: str, messages: dict[str, int], gathered: Any) -> None:
     """Raise if ranks would exchange messages of different sizes.
 
     Args:
         function: the name of the public function, for errors.
-        kind: what determines the number of values per row, and its values on this rank.
-        gathered: per rank, the rows of the head, the rows of the input, and the values of ``kind``.
+        messages: what determines the sizes of messages, and its values on this rank.
+        gathered: per rank, the rows of the head and the values of ``messages``.
     """
     _, *columns = zip(*gathered, strict=True)
-    for (name, own), numbers in zip({ROWS: 0, **kind}.items(), columns, strict=True):
+    for (name, own), numbers in zip(messages.items(), columns, strict=True):
         if len(set(numbers)) > 1:
             _raise_mismatch(function, name, [type(own)(number) for number in numbers])

@@ -34,32 +34,19 @@ class VocabularyShards:
         return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
 
 
-@dataclass(frozen=True)
-class Messages:
-    """What determines the sizes of messages, which must be the same on all ranks.
-
-    Attributes:
-        rows: the number of rows of the input.
-        kind: what determines the number and dtype of the values per row, by a description for errors.
-    """
-
-    rows: int
-    kind: dict[str, int]
-
-
-def _gather_sizes(function: str, members: Members, local_rows: int, messages: Messages) -> tuple[int, ...]:
+def _gather_sizes(function: str, members: Members, local_rows: int, messages: dict[str, int]) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         raise RuntimeError(
             f"{function}: vocab_sizes must be given under torch.compile, because without it the number of"
             " classes of every rank is read from a collective; but it is None"
         )
     device = "cpu" if "cpu" in members.devices else members.devices[0]
-    message = torch.tensor((local_rows, messages.rows, *messages.kind.values()), device=device)
+    message = torch.tensor((local_rows, *messages.values()), device=device)
     gathered = gather_constant(message, members)
     if device == "npu":
         _extension.check_queue(function)  # otherwise uninitialized values could be read
     found = gathered.tolist()
-    check_messages(function, messages.kind, found)
+    check_messages(function, messages, found)
     return tuple(sizes for sizes, *_ in found)
 
 
@@ -75,12 +62,13 @@ def _checked_sizes(function: str, vocab_sizes: Any, size: int) -> tuple[int, ...
 
 
 def shards_of(
-    function: str, process_group: Any, vocab_sizes: Sequence[int] | None, linear_weight: Any, messages: Messages
+    function: str, process_group: Any, vocab_sizes: Sequence[int] | None, linear_weight: Any, messages: dict[str, int]
 ) -> VocabularyShards:
     """Return the shards of the vocabulary, after checking the arguments that describe them.
 
-    Without ``vocab_sizes``, every call gathers the number of classes and the message sizes of all ranks in a collective
-    that synchronizes with the CPU; compiled code raises instead.
+    Without ``vocab_sizes``, every call gathers the number of classes and ``messages`` of all ranks in a collective that
+    synchronizes with the CPU; compiled code raises instead. ``messages`` is what determines the sizes and dtypes of
+    messages, and so must be the same on all ranks, by its descriptions in errors.
     """
     if process_group is None:
         raise ValueError(f"{function}: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}")

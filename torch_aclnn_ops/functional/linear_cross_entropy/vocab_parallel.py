@@ -20,7 +20,7 @@ from torch_aclnn_ops.functional._head.collectives import (
     gather_constant,
     raise_if_compiled_transform,
 )
-from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
+from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
 from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call
@@ -37,17 +37,12 @@ _AGREED = (*NUMBERS, "reduction", "label_smoothing", "zero_if_all_ignored")
 _LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 represents all integers up to it
 
 
-def messages_of(call: Call) -> Messages:
-    """Return what must be the same on all ranks before any message fits."""
-    rows = math.prod(call.input.shape[:-1]) if isinstance(call.input, Tensor) else -1
-    return Messages(rows, _kind_of(call))
-
-
-def _kind_of(call: Call) -> dict[str, int]:
-    """Return what determines which values, of which dtype, a rank sends per row."""
+def messages_of(call: Call) -> dict[str, int]:
+    """Return what determines which values, of which dtype, a rank sends; the arguments are not checked yet."""
     input, label_smoothing = call.input, call.label_smoothing
     names = set(call.outputs) if isinstance(call.outputs, Collection) else set()
     return {
+        ROWS: math.prod(input.shape[:-1]) if isinstance(input, Tensor) else -1,
         "whether input is float64": isinstance(input, Tensor) and input.dtype == torch.float64,
         "whether label_smoothing is above 0": isinstance(label_smoothing, (int, float)) and label_smoothing > 0,
         'whether outputs has "entropy"': "entropy" in names,

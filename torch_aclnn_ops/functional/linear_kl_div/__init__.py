@@ -12,11 +12,11 @@ from torch_aclnn_ops._checks import check_bool, check_choice
 from torch_aclnn_ops._head_options import NON_NEGATIVE, check_beta, check_memory, check_number, check_shift
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
-from torch_aclnn_ops.functional._head.shards import Messages, shards_of
+from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 from torch_aclnn_ops.functional.linear_kl_div.divergences import DIVERGENCES, Divergence
-from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, kind_of, prepare
+from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, messages_of, prepare
 
 from torch import Tensor
 
@@ -147,8 +147,7 @@ def linear_kl_div(
         target, token_weight = labels_to_rows(target, token_weight, places, ignore_index)
         call = call._replace(target=target, token_weight=token_weight)
     if process_group is not None or vocab_sizes is not None:
-        messages = Messages(input.shape[:-1].numel(), kind_of(call))
-        call = call._replace(shards=shards_of(NAME, process_group, vocab_sizes, linear_weight, messages))
+        call = call._replace(shards=shards_of(NAME, process_group, vocab_sizes, linear_weight, messages_of(call)))
     loss = compute(prepare(call))
     if reduction != "none":
         return loss

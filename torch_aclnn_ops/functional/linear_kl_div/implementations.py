@@ -6,6 +6,7 @@ from typing import Any
 
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
+from torch_aclnn_ops.functional._head.agreement import ROWS
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
 from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, check_labels, flat
@@ -57,9 +58,10 @@ class _Divergence(HeadLoss):
 _ENGINE = Engine(_Divergence(NAME, Call, _FIELDS, _OF_ROWS))
 
 
-def kind_of(call: Call) -> dict[str, int]:
+def messages_of(call: Call) -> dict[str, int]:
     """Return what determines the sizes of messages between processes."""
     return {
+        ROWS: call.input.shape[:-1].numel(),
         "the number of classes of teacher_top_k": 0 if call.teacher_indices is None else call.teacher_indices.shape[1],
         "whether teacher_weight is given": call.teacher_weight is not None,
         "whether input is float64": call.input.dtype == torch.float64,

@@ -44,7 +44,7 @@ def reduce_in_chunks(
     for rows in tiling.chunks():
         chunk = kept.select(input, rows)
         shape = (chunk.shape[0], tiling.classes)
-        logits = head.logits(chunk, slice(0, tiling.classes), buffer[: shape[0] * shape[1]].view(shape))
+        logits = head.logits(chunk, buffer[: shape[0] * shape[1]].view(shape))
         blocks += reduce_chunk(logits, rows)
         if total is not None:
             kept.zero_ignored(logits, rows)

@@ -39,11 +39,6 @@ class KeptRows:
         return self._kept is None and self._ignored is None
 
     @property
-    def are_dropped(self) -> bool:
-        """Whether the ignored rows are dropped."""
-        return self._kept is not None
-
-    @property
     def have_labels(self) -> bool:
         """Whether it is known that the remaining rows have targets of 0 or more, unless those are in other shards."""
         return self._ignored is None

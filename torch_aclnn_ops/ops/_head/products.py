@@ -50,20 +50,19 @@ class Head:
         self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
         self._classes_per_block = tiling.classes_per_block
 
-    def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
-        """Write ``scale * (input @ weight.T + bias)`` for a range of classes to ``out``."""
+    def logits(self, input: Tensor, out: Tensor) -> Tensor:
+        """Write ``scale * (input @ weight.T + bias)`` to ``out``."""
         if self._has_logits_kernel:
             input = input.to(self.weight.dtype).contiguous()
-            torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, self.weight[classes], out)
+            torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, self.weight, out)
             if self.bias is not None:
-                out.add_(self.bias[classes])
+                out.add_(self.bias)
         elif self.is_wide and self.bias is None and out.shape[1] <= self._classes_per_block:
-            torch.mm(input, self.weight[classes].t(), out=out)
+            torch.mm(input, self.weight.t(), out=out)
         else:
             wide_input = widen(input).contiguous()
-            for block in slices(classes.start, classes.stop, self._classes_per_block):
-                columns = out[:, block.start - classes.start : block.stop - classes.start]
-                factor = widen(self.weight[block]).T
+            for block in slices(0, self.weight.shape[0], self._classes_per_block):
+                columns, factor = out[:, block], widen(self.weight[block]).T
                 if self.bias is None:
                     torch.mm(wide_input, factor, out=columns)
                 else:

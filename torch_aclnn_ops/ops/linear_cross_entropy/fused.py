@@ -75,15 +75,9 @@ def fused_statistics(call: Call) -> Statistics:
     return statistics if call.is_shard else statistics.without(call.target == IGNORED)
 
 
-class FusedRows(NamedTuple):
-    """The losses of all rows, and what their gradients need, shape (N,) each."""
-
-    losses: Tensor  # 0 for an ignored row, nan for a class out of range
-    without_class: Tensor  # what stands for values of a row without a class: 0 if it is ignored, else nan
-    reduced: Reduced
-
-
-def fused_losses(call: Call, classes: int, start: int = 0, combine: Combine | None = None) -> FusedRows:
+def fused_losses(
+    call: Call, classes: int, start: int = 0, combine: Combine | None = None
+) -> tuple[Tensor, Tensor, Reduced]:
     """Compute the loss of every row with CANN's operators, in few launches.
 
     Args:
@@ -91,6 +85,10 @@ def fused_losses(call: Call, classes: int, start: int = 0, combine: Combine | No
         classes: The number of classes of the vocabulary.
         start: The first class of the head.
         combine: Combines this shard's results with those of others, if there are any.
+
+    Returns:
+        The losses, 0 for an ignored row and nan for a class out of range; what stands for values of a row without a
+        class, 0 or nan in the same way; and what the gradients need.
     """
     target, ignore_index = call.target, call.ignored_class()
     ignored = target == ignore_index
@@ -101,7 +99,7 @@ def fused_losses(call: Call, classes: int, start: int = 0, combine: Combine | No
         reduced = combine(call._replace(target=target), reduced)
     losses, _ = fused_cross_entropy_loss_with_max_sum.run(*reduced[:3], None)
     without_class = reduced.predicted / ignored  # 0 / 1 or 0 / 0
-    return FusedRows(losses.where(reduced.has_class, without_class), without_class, reduced)
+    return losses.where(reduced.has_class, without_class), without_class, reduced
 
 
 def fused_gradients_of_losses(
