@@ -1,7 +1,8 @@
 """A tiny language model and its data, the same on every device."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY, TOKENS, STEPS = 128, 16, 6
 
@@ -15,6 +16,18 @@ def model(**options):
         **options,
     )  # fmt: skip
     return LlamaForCausalLM(config)
+
+
+def tokenizer():
+    """Return the tokenizer of the words w0, w1, ..., one for each token."""
+    words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", bos_token="w1", eos_token="w2")
+
+
+def text(tokens):
+    """Return the words of tokens."""
+    return " ".join(f"w{token}" for token in tokens)
 
 
 def rows(count=4 * STEPS):

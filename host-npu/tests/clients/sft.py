@@ -3,24 +3,18 @@
 import sys
 import tempfile
 
-from _model import STEPS, VOCABULARY, model, rows, say
+from _model import STEPS, model, rows, say, tokenizer
 from datasets import Dataset
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 device = sys.argv[1]
-words = {f"w{number}": number for number in range(VOCABULARY)}
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w2"
-)
 data = Dataset.from_dict({"input_ids": rows().tolist()})
 with tempfile.TemporaryDirectory() as folder:
     arguments = SFTConfig(
         folder, max_steps=STEPS, per_device_train_batch_size=4, logging_steps=1, learning_rate=1e-2, report_to=[],
         use_cpu=device == "cpu", bf16=False, packing=False,
     )  # fmt: skip
-    trainer = SFTTrainer(model(), arguments, train_dataset=data, processing_class=tokenizer)
+    trainer = SFTTrainer(model(), arguments, train_dataset=data, processing_class=tokenizer())
     trainer.train()
 assert trainer.model.device.type == device, trainer.model.device
 say(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
