@@ -225,9 +225,9 @@ OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide
 OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 
 
-def results_on_cpu(device):
-    """Run all cases as one of the processes."""
-    cases = [(name, partial(gradients, *case, device)) for name, case in CASES.items()]
+def results_on_cpu(device, names):
+    """Run the cases of these names, and the others, as one of the processes."""
+    cases = [(name, partial(gradients, *CASES[name], device)) for name in names if name in CASES]
     return results_of([*cases, *((name, partial(function, device)) for name, function in OTHERS.items())])
 
 

@@ -7,7 +7,7 @@ import torch
 from host_npu.testing import run
 
 from tests import _optim_distributed as cases
-from tests._distributed import groups
+from tests._distributed import groups, selected
 
 TOLERANCE = {"cpu": 1e-12, "npu": 2e-6}
 
@@ -20,10 +20,8 @@ def row(request):
 @pytest.fixture(scope="module")
 def found(row, request, tmp_path_factory):
     device, world_size = row
-    given = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
-    selected = {one.params.get("name") for one in given if one is not None and one.params["row"] == row}
-    names = [name for name in cases.CASES if name in selected]
-    return run(cases.results, world_size, str(tmp_path_factory.mktemp("optim_distributed")), names, device=device)
+    names, folder = selected(request, "name", row=row), str(tmp_path_factory.mktemp("optim_distributed"))
+    return run(cases.results, world_size, folder, names, device=device)
 
 
 @cache

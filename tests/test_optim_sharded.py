@@ -8,7 +8,7 @@ import torch
 from host_npu.testing import run
 
 from tests import _optim_sharded as cases
-from tests._distributed import DEVICES
+from tests._distributed import DEVICES, selected
 
 SIZE = cases.WORLD_SIZE
 # On NPUs, one of each kind, those that concern the host's memory, and collectives of two groups.
@@ -24,14 +24,11 @@ TOLERANCE = {"mixed precision": 3e-2}
 @pytest.fixture(scope="module")
 def found(request, tmp_path_factory):
     """Return a function that returns the results of a case on a device, by rank."""
-    given = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    selected = {(params.get("device"), params.get("flavour")) for params in given}
 
     @cache
     def of_device(device):
         folder = str(tmp_path_factory.mktemp("optim_sharded"))
-        flavours = [name for name in cases.flavours_on(device) if (device, name) in selected]
-        return run(cases.results, SIZE, folder, flavours, device=device)
+        return run(cases.results, SIZE, folder, selected(request, "flavour", device=device), device=device)
 
     def of_case(device, name):
         found = [of_rank[name] for of_rank in of_device(device)]

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _sharded_heads as cases
-from tests._distributed import groups
+from tests._distributed import groups, selected
 
 _RUNS = [
     pytest.param(group, name, marks=marks)
@@ -28,21 +28,28 @@ TOLERANCES = {"cpu": (1e-12, 1e-12), "npu": (1e-5, 1e-5)}
 TOLERANCES_IN_BFLOAT16 = {"cpu": (1e-6, 1e-6), "npu": (2**-6, 2**-8)}
 
 
-@cache
-def _found(device, world_size):
-    return run(cases.results, world_size, device=device)
+@pytest.fixture(scope="module")
+def found(request):
+    """Return a function that returns the results of so many processes, by rank."""
+
+    @cache
+    def of_group(group):
+        device, world_size = group
+        return run(cases.results, world_size, selected(request, "name", group=group), device=device)
+
+    return of_group
 
 
 @pytest.mark.parametrize(("group", "name"), _RUNS, ids=str)
 @pytest.mark.every_nth_case(4)
-def test_loss_and_gradients_equal_one_process_with_the_full_batch(group, name):
+def test_loss_and_gradients_equal_one_process_with_the_full_batch(found, group, name):
     device, world_size = group
     function, split = cases.CASES[name]
     truth = function(cases.Ranks(split, world_size))
     relative, absolute = TOLERANCES[device]
     if function is cases.mixed_precision:
         relative, absolute = TOLERANCES_IN_BFLOAT16[device]
-    for of_rank in _found(device, world_size):
+    for of_rank in found(group):
         assert not isinstance(of_rank[name], str), of_rank[name]
         assert of_rank[name].keys() == truth.keys()
         for key, expected in truth.items():

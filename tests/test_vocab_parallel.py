@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_de
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _vocab_parallel as cases
-from tests._distributed import groups
+from tests._distributed import groups, selected
 
 # What the processes' errors may be above those of one process, relative to a tensor's largest number.
 # The gradient of a 16-bit input may be rounded on each rank.
@@ -27,7 +27,7 @@ ROUNDINGS = {"autocast": 2}
 @pytest.fixture(scope="module", params=groups(1, 2, 3, 4, often={("npu", 2), ("cpu", 2)}), ids=str)
 def found(request):
     device, world_size = request.param
-    return run(cases.results, world_size, device=device)
+    return run(cases.results, world_size, selected(request, "name", found=request.param), device=device)
 
 
 @cache
