@@ -118,6 +118,13 @@ def second_derivative(device):
     return [tensor.float().cpu() for tensor in found]
 
 
+OPTIONS_OF_ONE = {
+    "zero_if_all_ignored": {"zero_if_all_ignored": True},
+    "softcap": {"softcap": 30.0},
+    "chunk_size": {"chunk_size": 8},
+}
+
+
 def disagreement(device, what, checks_values):
     """The loss of every row and the gradients, or what is raised, where the second process's argument differs."""
     _, (input, head, target) = _leaves(device)
@@ -131,9 +138,11 @@ def disagreement(device, what, checks_values):
             input = (input.detach() + 1).requires_grad_()
         elif what == "a bias":
             options["linear_bias"] = torch.zeros(len(head), dtype=head.dtype, device=device)
-        elif what == "zero_if_all_ignored":
-            options["zero_if_all_ignored"] = True
-    if what == "the whole head":
+        elif what == "rows of the head":
+            head = head.detach()[:-1].requires_grad_()
+        else:
+            options |= OPTIONS_OF_ONE.get(what, {})
+    if what == "the whole head":  # of both
         options["vocab_sizes"] = (CLASSES, CLASSES)
         head = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(1)).bfloat16()
         head = head.to(device).requires_grad_()

@@ -84,6 +84,9 @@ DISAGREEMENTS = {
     "an ignored row": "target must be the same on every rank",
     "input": "input must be the same on every rank",
     "zero_if_all_ignored": "zero_if_all_ignored must be the same on every rank",
+    "softcap": "softcap must be the same on every rank",
+    "rows of the head": "vocab_sizes must have linear_weight's 127 rows at rank 1, but it has 128",
+    "chunk_size": "whether CANN's operators compute the loss must be the same on every rank",
     "a bias": "whether CANN's operators compute the loss must be the same on every rank",
     "the whole head": "linear_weight must be this rank's shard of the head, but it is the same on every rank",
 }

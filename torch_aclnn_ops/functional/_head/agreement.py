@@ -100,8 +100,8 @@ def summarize(
     excess, sizes = shards
     of_call = -(-len(call) // _GROUP)
     kinds = [
-        *[_SAME] * of_call,
         _ZERO,  # excess
+        *[_SAME] * of_call,
         _SAME,  # target
         *[_rounded(_TOLERANCE_OF_WEIGHTS)] * len(_WEIGHTS),
         *[_rounded(_TOLERANCE)] * 2,
@@ -112,7 +112,7 @@ def summarize(
     of_input, of_other = _ends(input), None if other is None else _ends(other)
     of_head = shard.detach()[_places(shard.shape[0]), :_FEATURES] if are_comparable else None
     padding = [0.0] * (of_call * _GROUP - len(call))
-    values = [*map(_encode, call.values()), *padding, excess, *[0.0] * (2 * _GROUP - 1)]
+    values = [excess, *[0.0] * (_GROUP - 1), *map(_encode, call.values()), *padding, *[0.0] * _GROUP]
     columns = [number for column in zip(*kinds, strict=True) for number in column]
     weight_of_origin = [0.0] * len(of_input) + [-1.0] * (0 if of_head is None else len(of_head))
     numbers = _constants([*values, *columns, *weight_of_origin], dtype, input.device)
@@ -205,9 +205,9 @@ def compare_summaries(
     if disagree.any():
         group = disagree.tolist().index(True)
         of_call = -(-len(call) // _GROUP)
-        if group < of_call:
-            _raise_difference_of_call(function, call, summaries.tolist())
-        name = ("excess", "target", *_WEIGHTS, *names, "linear_weight")[group - of_call]
+        if 0 < group <= of_call:
+            _raise_difference_of_call(function, call, summaries[:, _GROUP:].tolist())
+        name = "excess" if group == 0 else ("target", *_WEIGHTS, *names, "linear_weight")[group - of_call - 1]
         _raise_difference(function, name, summaries[:, group * _GROUP].tolist(), sizes)
     return None
 

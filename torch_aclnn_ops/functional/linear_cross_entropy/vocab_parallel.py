@@ -181,11 +181,12 @@ def shared_vocabulary(
         "whether target has probabilities": call.target.is_floating_point(),
         "reduce_input_grad": reduce_input_grad,
         "ignore_index": call.ignored_class(),
-        "whether CANN's operators compute the loss": is_fused,
         "whether input needs a gradient": reduces_gradient,
         "whether token_weight is given": call.token_weight is not None,
         "whether weight is given": call.weight is not None,
         **{name: getattr(call, name) for name in _AGREED},
+        # The last one, because other differences cause it.
+        "whether CANN's operators compute the loss": is_fused,
     }
     return SharedVocabulary(shards, agreed, (call.token_weight, call.weight), reduces_gradient)
 
