@@ -23,15 +23,16 @@ class HeadLoss:
     Args:
         name: The function's name.
         call: The type of its calls.
-        fields: The fields after the first three that :meth:`reduce` and :meth:`formula` read.
-        of_rows: Those of them that have a value for each row.
+        unread: The fields that neither :meth:`reduce` nor :meth:`formula` reads; in compiled code they have their
+            defaults there.
+        of_rows: The other fields that have a value for each row.
     """
 
     number_of_factors = 1
 
-    def __init__(self, name: str, call: Any, fields: Sequence[str], of_rows: Collection[str]) -> None:
+    def __init__(self, name: str, call: Any, unread: Collection[str], of_rows: Collection[str]) -> None:
         self.name, names, types = name, list(call._fields), get_type_hints(call)
-        self._sent = [*range(STUDENT), *(names.index(field) for field in fields)]
+        self._sent = [place for place, field in enumerate(names) if field not in unread]
         schemas = [_schema_of(types[names[place]]) for place in self._sent]
         pairs = list(zip(self._sent, schemas, strict=True))
         self._tensors = [place for place, schema in pairs[STUDENT:] if schema.startswith("Tensor")]

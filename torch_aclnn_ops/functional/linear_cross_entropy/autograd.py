@@ -13,9 +13,10 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, St
 import torch
 from torch import Tensor
 
-_FIELDS = (
-    *("target", "weight", "logits_max", "log_sum_exp", "softcap", "temperature", "chunk_size", "max_memory"),
-    *("gradients", "weighted", "entropy", "predicted_tokens", "is_shard"),
+# What becomes the coefficients of the statistics, or is chosen before them.
+_UNREAD = (
+    *("token_weight", "reduction", "ignore_index", "label_smoothing", "lse_square_scale", "zero_if_all_ignored"),
+    *("outputs", "shape", "kernels"),
 )
 
 
@@ -55,7 +56,7 @@ def _coefficients(factors: Sequence[Tensor | None]) -> Coefficients:
     return Coefficients(log_sum_exp, predicted, weighted, square, entropy)
 
 
-LOSS = _CrossEntropy("linear_cross_entropy", Call, _FIELDS, of_rows=["target"])
+LOSS = _CrossEntropy("linear_cross_entropy", Call, _UNREAD, of_rows=["target"])
 ENGINE = Engine(LOSS)
 
 

@@ -1,4 +1,4 @@
-"""The implementations of a call, and the choice among them, which is made once per call.
+"""The implementations of a call that is not one of few logits, and the choice among them, made once per call.
 
 =============================  =====================================================================================
 by CANN's fused operators      ``fused_loss``: from the losses of all rows; also by ranks that share a vocabulary, if
@@ -109,7 +109,7 @@ def _flatten_target(target: Tensor, linear_weight: Tensor) -> Tensor:
 
 
 def _choose(call: Call, shards: VocabularyShards | None) -> Callable[[Call, SharedVocabulary | None], _Result]:
-    """Choose the implementation of a call; this is the only place that does."""
+    """Choose the implementation of a call."""
     if call.linear_weight.dim() > 2 or autograd.ENGINE.needs_formula(call, call.token_weight):
         return loss_of_statistics
     is_fused = choose_kernels(call).why_not_fused is None

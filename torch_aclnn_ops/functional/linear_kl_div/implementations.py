@@ -21,10 +21,8 @@ import torch
 from torch import Tensor
 
 _OF_ROWS = ("target", "teacher_input", "teacher_values", "teacher_indices")
-_FIELDS = (
-    *(*_OF_ROWS, "teacher_weight", "teacher_bias", "is_log", "divergence", "beta", "hard_weight", "temperature"),
-    *("chunk_size", "max_memory", "gradients", "recomputes"),
-)
+# What is applied to the losses of rows, and the ranks that share a vocabulary, which compiled code does not support.
+_UNREAD = ("ignore_index", "token_weight", "reduction", "zero_if_all_ignored", "shards", "reduce_input_grad")
 
 
 class _Divergence(HeadLoss):
@@ -55,7 +53,7 @@ class _Divergence(HeadLoss):
         return super().flatten(call)
 
 
-_ENGINE = Engine(_Divergence(NAME, Call, _FIELDS, _OF_ROWS))
+_ENGINE = Engine(_Divergence(NAME, Call, _UNREAD, _OF_ROWS))
 
 
 def messages_of(call: Call) -> dict[str, int]:

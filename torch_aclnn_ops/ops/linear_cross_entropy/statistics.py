@@ -13,7 +13,7 @@ ELSEWHERE = -2
 
 
 class Statistics(NamedTuple):
-    """Statistics of the logits ``z`` of each row, shape (N,) each; ``max`` is detached."""
+    """Statistics of the logits ``z`` of each row, shape (N,) each; ``logits_max`` is detached."""
 
     logits_max: Tensor  # ``max z``
     log_sum_exp: Tensor  # ``log sum exp(z - max)``
