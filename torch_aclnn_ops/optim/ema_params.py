@@ -10,6 +10,7 @@ from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.lists import local
 from torch_aclnn_ops.optim import checkpoints
 from torch_aclnn_ops.optim.captures import Captures
+from torch_aclnn_ops.optim.ema_buffers import EmaBuffers
 from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.memory import Placement, check_memory
 from torch_aclnn_ops.optim.options import CheckedOptions
@@ -35,6 +36,7 @@ class EmaOptimizer(Optimizer):
     """Base class of optimizers that keep the EMA weights of each parameter as ``ema_params`` in its state."""
 
     _flatten = False
+    _ema_buffers = EmaBuffers(None)
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._set_up()
@@ -57,7 +59,8 @@ class EmaOptimizer(Optimizer):
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
         restored bit for bit and in their dtype, even after an exception or an interrupt; in-place changes of the
         parameters inside the block are written to their EMA weights. Parameters that were never updated have none: they
-        keep their weights. Buffers of the model are unchanged: if the model has batch norm, update them
+        keep their weights. With ``ema_buffers`` the buffers of that module are swapped, too, and what the block does to
+        them is undone; without it they are unchanged: if the model has batch norm, update them
         (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
@@ -91,8 +94,8 @@ class EmaOptimizer(Optimizer):
         """Return the state dict of a model with EMA weights in place of its weights.
 
         Args:
-            model: The model whose parameters are optimized. Its buffers, and parameters that were never updated, are
-                copied unchanged. The keys are those of ``model.state_dict()``: for the result of
+            model: The model whose parameters are optimized. Buffers without averages, and parameters that were never
+                updated, are copied unchanged. The keys are those of ``model.state_dict()``: for the result of
                 :func:`torch.compile`, they begin with ``_orig_mod.``.
             full_state_dict: Gather sharded parameters, one at a time, to full tensors on the CPU of the first rank. All
                 ranks must call this; the others get an empty dict. A no-op if nothing is sharded.
@@ -129,7 +132,7 @@ class EmaOptimizer(Optimizer):
         # FSDP1, and hooks of the model, may put other tensors than the parameters into its state dict, for which the
         # optimizer has no state.
         has_others = model.has_fsdp1 or model.has_converted_entries()
-        states = {} if has_others else self.state
+        states = {} if has_others else {**self.state, **self._ema_buffers.states()}
         with self.swap_ema_params(model.module) if has_others else nullcontext():
             if has_others:
                 model.read_state_dict()
@@ -167,7 +170,7 @@ class EmaOptimizer(Optimizer):
     @torch.no_grad()
     @outside_swap
     def reset_ema_params(self) -> None:
-        """Reset all EMA weights to the current weights, for instance if they are NaN.
+        """Reset all EMA weights to the current weights, and averages of buffers to the buffers, for instance if NaN.
 
         Step counts, and with them the position in the EMA schedule, are unchanged.
 
@@ -185,6 +188,7 @@ class EmaOptimizer(Optimizer):
             True
         """
         check_memory(self.param_groups, self.state)
+        self._ema_buffers.reset()
         for param, state in states_of_params(self.state):
             if "ema_params" in state:
                 # A parameter with a master weight may have been modified outside of the optimizer.
@@ -197,10 +201,13 @@ class EmaOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return options and state like :meth:`torch.optim.Optimizer.state_dict`; raises inside ``swap_ema_params``.
 
-        The result does not depend on ``flatten``. A ``step`` is a float64 tensor on the CPU, which is exact up to
-        ``2**53`` and compatible with PyTorch's optimizers, whose own float32 steps are exact up to ``2**24``.
+        The result does not depend on ``flatten``. Averages of buffers are in ``ema_buffers``, by name. A ``step`` is a
+        float64 tensor on the CPU, which is exact up to ``2**53`` and compatible with PyTorch's optimizers, whose own
+        float32 steps are exact up to ``2**24``.
         """
-        return super().state_dict()
+        contents = super().state_dict()
+        has_buffers = self._ema_buffers.module is not None
+        return {**contents, "ema_buffers": dict(self._ema_buffers.averages)} if has_buffers else contents
 
     @outside_swap
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -209,9 +216,10 @@ class EmaOptimizer(Optimizer):
         Also accepts the state of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
         ``FusedEmaAdamW``, and of flattened parameters. Missing options are unchanged. States of 16-bit parameters stay
         in float32. If ``ema_params`` is missing, a warning says that the EMA starts from the weights at the next step.
-        So it does if torch's optimizer has loaded and saved ``ema_params``, which it does not update. Unknown entries
-        are kept. If both sides have ``param_names``, a state belongs to the parameter of that name; else the order
-        decides. As in PyTorch, tensors with the right dtype and device are not copied.
+        So it does if torch's optimizer has loaded and saved ``ema_params``, which it does not update. A warning also
+        says if averages of buffers are missing, which the functions of ``torch.distributed.checkpoint`` leave out.
+        Unknown entries are kept. If both sides have ``param_names``, a state belongs to the parameter of that name;
+        else the order decides. As in PyTorch, tensors with the right dtype and device are not copied.
 
         The load is atomic: after an exception or Ctrl-C the optimizer has its previous options and state, or all of the
         new ones.
@@ -229,8 +237,11 @@ class EmaOptimizer(Optimizer):
         for pre_hook in pre_hooks:
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
-        self.__setstate__(checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS))
+        buffers = self._ema_buffers.loaded(state_dict.get("ema_buffers", {}))
+        loaded = checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS)
+        self.__setstate__({**loaded, "_ema_buffers": buffers})
         warn_of_missing_ema_params(self)
+        buffers.warn_of_missing(self.state)
         for post_hook in post_hooks:
             post_hook(self)
 
@@ -241,7 +252,7 @@ class EmaOptimizer(Optimizer):
             step = state.get("step")
             if isinstance(step, Tensor) and step.untyped_storage().nbytes() > step.nbytes:  # of all parameters
                 states[param] = {**state, "step": step.clone()}
-        return {**super().__getstate__(), "state": states, "_flatten": self._flatten}
+        return {**super().__getstate__(), "state": states, "_flatten": self._flatten, "_ema_buffers": self._ema_buffers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         is_new = "_cached" not in self.__dict__

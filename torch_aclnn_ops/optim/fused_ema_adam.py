@@ -9,6 +9,7 @@ from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
+from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
 from torch_aclnn_ops.optim.flat import flatten_groups
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
@@ -25,7 +26,7 @@ from torch_aclnn_ops.optim.swap import check_outside_swap, outside_swap
 from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad, update_ema_params
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedEmaAdam"]
@@ -74,6 +75,10 @@ class FusedEmaAdam(EmaOptimizer):
             largest step count of the optimizer.
         flatten: Keep weights, gradients and states of a group in one buffer each, for one launch per buffer on an NPU.
             Parameters and gradients become views of it in the first step; what you assign later is copied in.
+        ema_buffers: A module whose floating-point buffers are averaged, too, such as the model with its batch norm.
+            Each step that updates the EMA of a parameter updates their averages with the same decay, starting from the
+            buffers in the first one; 16-bit buffers have averages in float32. All groups must have the same options
+            of the EMA.
 
     Raises:
         TypeError: ``params`` or an option has the wrong type, or an option is unknown or supported by torch only.
@@ -123,6 +128,7 @@ class FusedEmaAdam(EmaOptimizer):
         master_weights: bool = True,
         ema_without_grad: bool = True,
         flatten: bool = False,
+        ema_buffers: nn.Module | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -146,6 +152,7 @@ class FusedEmaAdam(EmaOptimizer):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
         check_are_params("params", params, "parameters or groups of them")
         self._flatten = flatten
+        self._ema_buffers = EmaBuffers(ema_buffers)
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -199,7 +206,7 @@ class FusedEmaAdam(EmaOptimizer):
 
         Raises:
             RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
-                state differ, or this is inside ``swap_ema_params``.
+                state, or of a buffer and its average, differ, or this is inside ``swap_ema_params``.
             TypeError: ``closure`` is not callable.
             ValueError: An option is out of range, or two parameters share memory.
         """
@@ -212,6 +219,7 @@ class FusedEmaAdam(EmaOptimizer):
             options_of(group) if is_compiling else self._checked_options[i].of(group)
             for i, group in enumerate(self.param_groups)
         ]
+        buffers = self._ema_buffers.prepare([one for _, one in parsed])
         have_moved = is_compiling or not self._placement.is_current(self.param_groups)
         if have_moved and not is_compiling:
             check_memory(self.param_groups, self.state)
@@ -226,10 +234,12 @@ class FusedEmaAdam(EmaOptimizer):
         else:
             self._captures.observe(self.param_groups, [schedule for _, schedule in parsed], have_moved)
         work = self._prepare(parsed, have_moved)
+        if not is_compiling and self._ema_buffers.are_new(buffers):
+            self._captures.before_new_states()
         if not is_compiling and not any(one.tensors.params or any(runs for _, runs in one.runs) for one in work):
             _steps.log_that_nothing_is_updated()
         try:
-            self._write(work, parsed)
+            self._write(work, parsed, buffers)
         except BaseException as error:
             if not is_compiling:
                 note_partial_update(error)
@@ -271,7 +281,7 @@ class FusedEmaAdam(EmaOptimizer):
                     listed += from_buffer
         return flat_group.rest
 
-    def _write(self, all_work: list[Work], parsed: list[tuple[Options, EmaSchedule]]) -> None:
+    def _write(self, all_work: list[Work], parsed: list[tuple[Options, EmaSchedule]], buffers: PreparedBuffers) -> None:
         for i, (work, (options, schedule)) in enumerate(zip(all_work, parsed, strict=True)):
             for buffer, runs in work.runs:
                 _steps.step_buffer(buffer, runs, options, schedule)
@@ -284,6 +294,9 @@ class FusedEmaAdam(EmaOptimizer):
         for work, (options, schedule) in zip(all_work, parsed, strict=True):
             if work.without_grad.ema_params:
                 update_ema_params(work.without_grad, steps, options, schedule)
+        moves_ema = any(work.tensors.params or work.without_grad.ema_params for work in all_work)
+        if moves_ema or any(runs for work in all_work for _, runs in work.runs):
+            self._ema_buffers.update(buffers, steps, *parsed[0])
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
         """Fill ``TensorLists``, ``ParamsWithoutGrad``, and lists of all parameters that are not flattened.

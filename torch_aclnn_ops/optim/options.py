@@ -79,6 +79,11 @@ def check_group(group: Mapping[Any, Any], flatten: bool) -> None:
     if "params" not in group:
         found = f"has only {', '.join(map(repr, group))}" if group else "is empty"
         raise TypeError(f"FusedEmaAdam: a parameter group must have 'params', but it {found}")
+    if "ema_buffers" in group:
+        raise TypeError(
+            "FusedEmaAdam: ema_buffers is an argument of the constructor and must not be in a parameter group, where"
+            " ZeroRedundancyOptimizer puts it"
+        )
     check_are_params("'params' of a parameter group", group["params"], "parameters")
     check_lacking(group)
     if group.get("flatten", flatten) is not flatten:

@@ -82,8 +82,11 @@ class Swap(ContextDecorator):
         with torch.inference_mode(False), torch.no_grad():  # the weights may become the data of the parameters
             _start_missing_ema_params(self._optimizer)
             self._copy_weights()
+            self._buffers = self._optimizer._ema_buffers.copies()
         try:
             self._is_inside = self._optimizer._is_swapped = True
+            for buffer in self._buffers:
+                buffer.write_average()
             for entry in self._entries:
                 if entry.ema_param is not None:
                     local(entry.param).copy_(entry.ema_param)
@@ -127,6 +130,7 @@ class Swap(ContextDecorator):
             param: partial(restore_dtype, param, weights) for param, weights in self._others
         }
         writes.update({entry.param: partial(_restore, entry.param, entry.weights) for entry in self._entries})
+        writes.update({copied.buffer: copied.restore for copied in self._buffers})
         try:
             try:
                 errors = _try_all(writes)
@@ -136,7 +140,7 @@ class Swap(ContextDecorator):
             lost = _try_all({param: writes[param] for param in errors})
             self._publish_writes()
         finally:
-            self._entries, self._others = [], []
+            self._entries, self._others, self._buffers = [], [], []
             self._is_inside = self._optimizer._is_swapped = False
         if lost:
             error = next(iter(lost.values()))

@@ -1,0 +1,171 @@
+"""Averages of a module's buffers, such as the statistics of batch norm."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops.ops.ema_adam.lists import Options, is_plain
+from torch_aclnn_ops.optim.options import EmaSchedule
+from torch_aclnn_ops.optim.state import dtype_of_states
+from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad, update_ema_params
+
+import torch
+from torch import Tensor, nn
+
+_LOAD = "FusedEmaAdam.load_state_dict"
+_AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class PreparedBuffers(NamedTuple):
+    """Buffers in the dtype of their averages, and all averages by name, before they are updated."""
+
+    buffers: list[Tensor]
+    averages: dict[str, Tensor]
+
+
+class EmaBuffers:
+    """The averages of a module's floating-point buffers by their names; none before the first step.
+
+    Buffers are looked up by name in each call, because ``module.to()`` replaces them.
+
+    Args:
+        module: The module; none to average nothing.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        if module is not None and not isinstance(module, nn.Module):
+            raise TypeError(
+                f"FusedEmaAdam: ema_buffers must be a torch.nn.Module or None, but it is {describe(module)}"
+            )
+        self.module, self.averages = module, dict[str, Tensor]()
+
+    def prepare(self, schedules: list[EmaSchedule]) -> PreparedBuffers:
+        """Check and allocate all that a step needs; nothing changes before :attr:`averages` is assigned."""
+        if self.module is not None and any(schedule != schedules[0] for schedule in schedules):
+            raise ValueError(
+                "FusedEmaAdam.step: with ema_buffers all parameter groups must have the same options of the EMA, but"
+                f" they have {schedules}"
+            )
+        buffers, averages = [], {}
+        for name, buffer in self._averaged():
+            dtype = dtype_of_states(buffer, True)
+            known = self.averages.get(name)
+            new = buffer.detach().to(dtype, copy=True) if known is None else known.to(buffer.device, dtype)
+            averages[name] = new
+            buffers.append(buffer.detach().to(dtype))
+        return PreparedBuffers(buffers, averages)
+
+    def are_new(self, prepared: PreparedBuffers) -> bool:
+        """Return whether prepared averages are other tensors than those of the last step."""
+        return any(average is not self.averages.get(name) for name, average in prepared.averages.items())
+
+    def update(self, prepared: PreparedBuffers, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
+        """Update the averages as those of parameters without a gradient; ``steps`` are the counts of all parameters."""
+        self.averages = prepared.averages
+        if self.averages:
+            lists = ParamsWithoutGrad(prepared.buffers, list(self.averages.values()), steps)
+            update_ema_params(lists, steps, options, schedule)
+
+    def states(self) -> dict[Tensor, dict[str, Tensor]]:
+        """Return the averages in the form of a parameter's state."""
+        return {
+            buffer: {"ema_params": self.averages[name]} for name, buffer in self._averaged() if name in self.averages
+        }
+
+    def reset(self) -> None:
+        """Reset the averages to the buffers."""
+        for name, buffer in self._averaged():
+            if name in self.averages:
+                self.averages[name].copy_(buffer)
+
+    def copies(self) -> list["CopiedBuffer"]:
+        """Return copies of all buffers for a swap."""
+        module = self.module
+        if module is None:
+            return []
+        found = [(name, buffer) for name, buffer in module.named_buffers() if not _is_expanded(buffer)]
+        return [
+            CopiedBuffer(module, name, buffer, buffer.detach().clone(), self.averages.get(name))
+            for name, buffer in found
+        ]
+
+    def loaded(self, saved: Any) -> "EmaBuffers":
+        """Return these buffers with the averages of a state dict, or without any if it has none."""
+        result = EmaBuffers(self.module)
+        if not isinstance(saved, Mapping):
+            raise TypeError(f"{_LOAD}: ema_buffers must be a dict of tensors, but it is {describe(saved)}")
+        buffers = dict(self._averaged())
+        if saved and saved.keys() != buffers.keys():
+            raise ValueError(
+                f"{_LOAD}: ema_buffers must have the floating-point buffers of the module, {sorted(buffers)}, but it"
+                f" has {sorted(saved)}"
+            )
+        for name, value in saved.items():
+            if not isinstance(value, Tensor) or value.shape != buffers[name].shape:
+                raise ValueError(
+                    f"{_LOAD}: {name!r} of ema_buffers must be a tensor of shape {list(buffers[name].shape)}, but it is"
+                    f" {describe(value)}"
+                )
+            dtype = dtype_of_states(buffers[name], True)
+            with torch.inference_mode(False), torch.no_grad():  # a step cannot write to tensors of inference mode
+                result.averages[name] = value.detach().to(buffers[name].device, dtype, copy=True)
+        return result
+
+    def warn_of_missing(self, states: Mapping[Any, Any]) -> None:
+        """Warn if there are loaded states of parameters, but no averages."""
+        if not self.averages and self._averaged() and any("exp_avg" in state for state in states.values()):
+            warnings.warn(
+                f"{_LOAD}: the state dict has no 'ema_buffers'; the averages of the buffers start from the buffers",
+                stacklevel=4,
+            )
+
+    def _averaged(self) -> list[tuple[str, Tensor]]:
+        """Return the floating-point buffers, a shared one once."""
+        if self.module is None:
+            return []
+        found = [(name, buffer) for name, buffer in self.module.named_buffers() if buffer.dtype in _AVERAGED]
+        for name, buffer in found:
+            if not is_plain(buffer) or buffer.layout is not torch.strided or _is_expanded(buffer):
+                raise TypeError(
+                    "FusedEmaAdam: the floating-point buffers of ema_buffers must be plain dense tensors that are not"
+                    f" expanded, but {name!r} is {describe(buffer)}"
+                )
+            average = self.averages.get(name, buffer)
+            if average.shape != buffer.shape:
+                raise RuntimeError(
+                    f"FusedEmaAdam: buffer {name!r} of ema_buffers must have the shape of its average,"
+                    f" {list(average.shape)}, but its shape is {list(buffer.shape)}; create a new optimizer"
+                )
+        return found
+
+
+def _is_expanded(buffer: Tensor) -> bool:
+    """Return whether elements of a buffer share their memory, so that nothing can be written to it."""
+    return buffer.layout is torch.strided and any(
+        size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
+    )
+
+
+class CopiedBuffer(NamedTuple):
+    """A buffer and its values before a swap, in which it may be converted or replaced."""
+
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    values: Tensor
+    average: Tensor | None
+
+    def write_average(self) -> None:
+        """Write the average to the buffer."""
+        if self.average is not None:
+            self.buffer.detach().copy_(self.average)
+
+    def restore(self) -> None:
+        """Give the module its buffer back, on the device to which it may have been moved."""
+        path, _, name = self.name.rpartition(".")
+        owner = self.module.get_submodule(path)
+        current = getattr(owner, name)
+        self.buffer.detach().copy_(self.values)
+        if current is not self.buffer:
+            setattr(owner, name, self.buffer.to(current.device))
