@@ -200,6 +200,29 @@ def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tm
     assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
 
 
+class Normalized(Model):
+    """Has batch norm, whose buffers are averaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[0] = nn.BatchNorm1d(3)
+
+    def configure_optimizers(self):
+        return FusedEmaAdam(self.parameters(), lr=0.1, ema_decay=0.5, ema_buffers=self)
+
+
+def test_a_checkpoint_has_the_averages_of_buffers_and_training_resumes_from_the_buffers(tmp_path):
+    trainer = make_trainer(epochs=1)
+    model = fit(trainer, Normalized())
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    checkpoint = torch.load(tmp_path / "model.ckpt", weights_only=False)
+    average = trainer.optimizers[0].ema_state_dict(model)["layers.0.running_mean"]
+    assert torch.equal(checkpoint["state_dict"]["layers.0.running_mean"], average)
+    assert not torch.equal(model.layers[0].running_mean, average)
+    resumed = fit(make_trainer(epochs=2), Normalized(), ckpt_path=tmp_path / "model.ckpt")
+    assert resumed.losses == fit(make_trainer(epochs=2), Normalized()).losses[BATCHES:]
+
+
 def _in_place(state):
     state["layers.1.bias"].fill_(7)
 

@@ -12,6 +12,8 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -188,6 +190,17 @@ def test_a_state_without_them_warns_and_they_start_from_the_buffers():
     assert torch.equal(optimizer.ema_state_dict(model)[MEAN], model[1].running_mean)
     train(model, optimizer.step)
     assert torch.equal(optimizer.ema_state_dict(model)[MEAN], model[1].running_mean)
+
+
+def test_with_fully_shard_they_are_in_full_state_dicts_but_not_in_those_of_distributed_checkpoint(mesh_of_one):
+    model = fully_shard(conv_with_batch_norm(), mesh=mesh_of_one)
+    optimizer = optimizer_of(model)
+    train(model, optimizer.step, 3)
+    average = optimizer.state_dict()["ema_buffers"][MEAN]
+    assert torch.equal(optimizer.ema_state_dict(model, full_state_dict=True)[MEAN], average)
+    state = get_optimizer_state_dict(model, optimizer)
+    with pytest.warns(UserWarning, match="no 'ema_buffers'"):
+        set_optimizer_state_dict(model, optimizer, state)
 
 
 def test_a_state_from_before_the_first_step_does_not_warn():

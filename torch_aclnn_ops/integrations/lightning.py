@@ -135,7 +135,8 @@ class EmaCallback(Callback):
             return
         for optimizer in optimizers:
             entries = pl_module.state_dict(keep_vars=True).items()
-            own = {name for name, value in entries if isinstance(value, Tensor) and value in optimizer.state}
+            averaged = {**optimizer.state, **optimizer._ema_buffers.states()}
+            own = {name for name, value in entries if isinstance(value, Tensor) and value in averaged}
             is_sharded = any(map(is_dtensor, pl_module.parameters()))  # then only the first rank has weights
             copies = optimizer.ema_state_dict(pl_module, full_state_dict=is_sharded) if own else {}
             # Lightning's names of a sharded model lack the prefix of torch.compile.
