@@ -42,6 +42,8 @@ constexpr Dtypes kNumbers = {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, 
 constexpr Dtypes kRepeated = {at::kByte, at::kChar, at::kShort,    at::kInt,  at::kLong,
                               at::kBool, at::kHalf, at::kBFloat16, at::kFloat};
 constexpr Dtypes kExponents = {at::kLong, at::kBool, at::kFloat, at::kHalf, at::kBFloat16};
+constexpr Dtypes kRectified = {at::kFloat, at::kHalf, at::kChar, at::kInt, at::kLong, at::kBFloat16, at::kByte};
+constexpr Dtypes kHardSigmoids = {at::kFloat, at::kHalf, at::kInt, at::kBFloat16};
 
 struct Document {
     const char* function;  // and document of it in ops-nn or ops-math
@@ -66,6 +68,11 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::convolution", {"aclnnConvolution", kFloats}},
         {"aten::silu", {"aclnnSilu", kFloats}},
         {"aten::hardswish", {"aclnnHardswish", kFloats}},
+        {"aten::relu", {"aclnnRelu", kRectified}},
+        {"aten::hardsigmoid", {"aclnnHardsigmoid", kHardSigmoids}},
+        {"aten::softplus", {"aclnnSoftplus", kFloats}},
+        {"aten::mish", {"aclnnMish", kFloats}},
+        {"aten::smooth_l1_loss", {"aclnnSmoothL1Loss", kFloats}},
         {"aten::native_batch_norm", {"aclnnBatchNorm", kFloats}},
         {"aten::native_group_norm", {"aclnnGroupNorm", kFloats}},
     };
