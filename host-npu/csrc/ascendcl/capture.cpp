@@ -148,7 +148,7 @@ void* Capture::end_group(const Stream& stream) {
     const std::lock_guard lock(mutex_);
     auto group = groups_.extract(&stream);
     if (group.empty()) throw Error(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "no task group has begun on the stream");
-    return graph_->add_group(std::make_shared<TaskGroup>(graph_, std::move(group.mapped())));
+    return graph_->add_group(std::make_shared<TaskGroup>(TaskGroup{graph_, std::move(group.mapped())}));
 }
 
 Capture::Position Capture::position(const Stream& stream) const {

@@ -65,7 +65,7 @@ void Stream::begin_update(std::shared_ptr<const TaskGroup> group) {
     require_uncaptured(*this, "an update of a task group");
     const std::lock_guard lock(mutex_);
     if (update_) throw Error(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "an update has begun on the stream already");
-    update_.emplace(std::move(group));
+    update_ = Update{.group = std::move(group), .tasks = {}};
 }
 
 void Stream::end_update() {
