@@ -239,7 +239,10 @@ def test_those_that_a_state_dict_omits_and_that_modules_share():
     before = model[0].scale.zero_()
     with optimizer.swap_ema_params():
         assert torch.equal(before, torch.ones(2).double())
+        model.float()
     assert torch.equal(before, torch.zeros(2).double())
+    assert model[0].scale is before
+    assert model[3].shared is model[1].running_mean
 
 
 def test_a_module_that_changes_its_dtype_keeps_them():
@@ -266,6 +269,15 @@ def test_a_buffer_that_cannot_be_averaged_is_refused(buffer):
     model[0].register_buffer("scale", buffer)
     with pytest.raises(TypeError, match="plain dense tensors that are not expanded, but '0.scale'"):
         train(model, optimizer_of(model).step)
+
+
+def test_a_swap_leaves_buffers_alone_that_cannot_be_written():
+    model = nn.Sequential(nn.LazyBatchNorm1d(), nn.BatchNorm1d(3))
+    model[1].register_buffer("mask", torch.ones(1, dtype=torch.bool).expand(3))
+    optimizer = FusedEmaAdam(model[1].parameters(), ema_buffers=model)
+    with optimizer.swap_ema_params():
+        model[1].running_mean.fill_(5)
+    assert torch.equal(model[1].running_mean, torch.zeros(3))
 
 
 def test_groups_of_different_decays_are_refused():

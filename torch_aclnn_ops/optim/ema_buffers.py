@@ -1,6 +1,7 @@
 """Averages of a module's buffers, such as the statistics of batch norm."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad, update_ema_par
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _LOAD = "FusedEmaAdam.load_state_dict"
 _AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -84,10 +86,13 @@ class EmaBuffers:
         module = self.module
         if module is None:
             return []
-        found = [(name, buffer) for name, buffer in module.named_buffers() if not _is_expanded(buffer)]
+        all_names = defaultdict(list)
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            all_names[buffer].append(name)
         return [
-            CopiedBuffer(module, name, buffer, buffer.detach().clone(), self.averages.get(name))
-            for name, buffer in found
+            CopiedBuffer(module, names, buffer, buffer.detach().clone(), self.averages.get(names[0]))
+            for buffer, names in all_names.items()
+            if not is_lazy(buffer) and not _is_expanded(buffer)
         ]
 
     def loaded(self, saved: Any) -> "EmaBuffers":
@@ -151,7 +156,7 @@ class CopiedBuffer(NamedTuple):
     """A buffer and its values before a swap, in which it may be converted or replaced."""
 
     module: nn.Module
-    name: str
+    names: list[str]  # several if modules share it
     buffer: Tensor
     values: Tensor
     average: Tensor | None
@@ -163,9 +168,9 @@ class CopiedBuffer(NamedTuple):
 
     def restore(self) -> None:
         """Give the module its buffer back, on the device to which it may have been moved."""
-        path, _, name = self.name.rpartition(".")
-        owner = self.module.get_submodule(path)
-        current = getattr(owner, name)
         self.buffer.detach().copy_(self.values)
-        if current is not self.buffer:
-            setattr(owner, name, self.buffer.to(current.device))
+        for path, _, name in (each.rpartition(".") for each in self.names):
+            owner = self.module.get_submodule(path)
+            current = getattr(owner, name)
+            if current is not self.buffer:
+                setattr(owner, name, self.buffer if current is None else self.buffer.to(current.device))
