@@ -286,12 +286,10 @@ SAME_OBJECTS = {
     "a list": ([[_A, _B]], True),
     "two": ([[_A], [_B]], True),
     "a tuple": ([(_A, _B)], True),
-    "dicts": ([{0: _A}, {0: _B}], True),
-    "a dict and a list": ([{0: _A}, [], [_B]], True),
     "another order": ([[_B, _A]], False),
     "an equal tensor": ([[_A, _C]], False),
     "fewer": ([[_A]], False),
-    "more": ([[_A, _B], {0: _C}], False),
+    "more": ([[_A, _B], [_C]], False),
     "none": ([], False),
 }
 
@@ -304,8 +302,26 @@ def test_the_objects_in_containers_are_compared_by_identity(containers, expected
     assert _cpu_extension.holds(containers, [_A, _B]) is expected
 
 
+ITEMS = {
+    "these": ([{"a": _A}, {"b": _B}], True),
+    "in one dict": ([{"a": _A, "b": _B}], True),
+    "other keys": ([{"b": _A}, {"a": _B}], False),
+    "other values": ([{"a": _B}, {"b": _A}], False),
+    "fewer": ([{"a": _A}], False),
+    "more": ([{"a": _A}, {"b": _B}, {"c": _C}], False),
+}
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
+@pytest.mark.parametrize("dicts, expected", ITEMS.values(), ids=ITEMS)
+def test_keys_and_values_of_dicts_are_compared_by_identity(dicts, expected, is_built, monkeypatch):
+    if not is_built:
+        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+    assert _cpu_extension.have_items(dicts, ["a", "b"], [_A, _B]) is expected
+
+
 def test_what_is_no_container_is_an_error():
-    with pytest.raises(TypeError, match="holds: containers must be sequences and dicts"):
+    with pytest.raises(TypeError, match="holds: containers must be lists and tuples"):
         _cpu_extension.holds([1], [])
     with pytest.raises(TypeError, match="have_grads: tensors and grads must be lists of Tensors"):
         _cpu_extension.have_grads([_A], [None])
@@ -406,6 +422,13 @@ def test_options_of_this_package_are_not_lost_in_few_logits(options, in_cpp):
     chunked = ours.linear_cross_entropy(_ROWS, _HEAD, _CLASSES, chunk_size=2, **options)
     torch.testing.assert_close(loss, chunked)
     assert in_cpp == []
+
+
+def test_targets_whose_memory_was_freed_are_an_error():
+    target = _CLASSES.clone()
+    target.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="data is not allocated"):
+        ours.linear_cross_entropy(_ROWS, _HEAD, target)
 
 
 @pytest.mark.parametrize("wrong", [5, -1])

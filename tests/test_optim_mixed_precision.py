@@ -242,6 +242,24 @@ def test_with_a_grad_scaler_a_step_is_unscaled_or_skipped(infinite_steps, dtype,
     assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(expected) + states_of(expected_optimizer))
 
 
+@pytest.mark.parametrize("options", [{}, {"master_weights": False}], ids=str)
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["as the weight", "transposed"])
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+def test_a_scaled_step_unscales_the_gradients_in_place_as_torchs_fused_adamw(dtype, flatten, is_transposed, options):
+    weight = nn.Parameter(torch.ones(3, 7, dtype=dtype))
+    optimizer = FusedEmaAdam([weight], flatten=flatten, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        weight.grad = None
+        scaler.scale(weight.sum()).backward()
+        if is_transposed:
+            weight.grad = weight.grad.t().contiguous().t()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(weight.grad, torch.ones_like(weight))
+
+
 def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
     weight = nn.Parameter(torch.ones(4))
     optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9))

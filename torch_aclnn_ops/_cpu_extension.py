@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 # Factories of the C++ autograd functions, by name: given a fallback and dtypes, they return an entry point.
 _functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
+_HELPERS = ("few_logits", "have_grads", "have_items", "holds", "placement")
 _helpers: dict[str, Callable[..., Any]] = {}
 
 
@@ -38,7 +40,7 @@ def why_unavailable() -> str | None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        _helpers.update({name: getattr(module, name) for name in ("few_logits", "have_grads", "holds", "placement")})
+        _helpers.update({name: getattr(module, name) for name in _HELPERS})
     except (AttributeError, ImportError) as error:
         return f"it cannot be loaded and must be rebuilt: {error}"
     _functions.update(module.functions)
@@ -63,11 +65,18 @@ def placement(tensors: list[Tensor]) -> object:
 
 
 def holds(containers: list[Any], objects: list[Any]) -> bool:
-    """Return whether sequences, and the values of dicts, hold these objects in this order; compared by identity."""
+    """Return whether lists and tuples hold these objects in this order; compared by identity."""
     if why_unavailable() is None:
         return bool(_helpers["holds"](containers, objects))
-    found = [each for one in containers for each in (one.values() if isinstance(one, dict) else one)]
+    found = list(chain.from_iterable(containers))
     return len(found) == len(objects) and all(map(is_, found, objects))
+
+
+def have_items(dicts: list[Any], keys: list[Any], values: list[Any]) -> bool:
+    """Return whether dicts have these keys and values in this order; compared by identity."""
+    if why_unavailable() is None:
+        return bool(_helpers["have_items"](dicts, keys, values))
+    return holds([list(one) for one in dicts], keys) and holds([list(one.values()) for one in dicts], values)
 
 
 def have_grads(tensors: list[Tensor], grads: list[Tensor]) -> bool:

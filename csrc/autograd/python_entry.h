@@ -111,13 +111,13 @@ template <class Callee, class Result, class... Parameters, class Taken>
 struct PythonEntry<Callee, Result (*)(Parameters...), Taken> {
     // A vectorcall.
     static PyObject* call(PyObject* fallback, PyObject* const* arguments, Py_ssize_t number) {
+        HANDLE_TH_ERRORS
         std::tuple<Argument<Parameters>...> values;
         if (number != static_cast<Py_ssize_t>(sizeof...(Parameters)) || at::impl::torch_function_mode_enabled() ||
             !read(arguments, values, std::index_sequence_for<Parameters...>{}) ||
             !std::apply([](const auto&... value) { return Taken::takes(value.get()...); }, values)) {
             return PyObject_Vectorcall(fallback, arguments, static_cast<size_t>(number), nullptr);
         }
-        HANDLE_TH_ERRORS
         return std::apply([](const auto&... value) { return run(value.get()...); }, values);
         END_HANDLE_TH_ERRORS
     }

@@ -9,7 +9,7 @@ from operator import is_
 from typing import Any
 from weakref import ReferenceType, ref
 
-from torch_aclnn_ops._cpu_extension import holds
+from torch_aclnn_ops._cpu_extension import have_items, holds
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 
@@ -182,7 +182,8 @@ class CachedState:
         self.counts = StepCounts(self.lists[3])
         if self.has_masters:
             self._names.append("master_params")
-        self._dicts, self._tensors = found, list(chain.from_iterable(map(dict.values, found)))
+        self._dicts, self._keys = found, list(chain.from_iterable(found))
+        self._tensors = [each for state in found for each in state.values()]
         # If these are all states, they are compared in their order, because to look a parameter up calls Python code.
         self._items = (list(states), list(states.values())) if len(states) == len(found) else ([], [])
         self._versions: list[int] = []
@@ -202,7 +203,7 @@ class CachedState:
         found = self._dicts
         if not (holds([list(states)], keys) and holds([list(states.values())], values)):
             found = [state for state in map(states.get, params) if state is not None]
-        return holds([found], self._dicts) and holds(found, self._tensors)
+        return holds([found], self._dicts) and have_items(found, self._keys, self._tensors)
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""

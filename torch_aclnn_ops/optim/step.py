@@ -155,7 +155,10 @@ def _update(tensors: TensorLists, options: Options) -> None:
     rounded = tensors.select(is_rounded)
     for part in batches(rounded.params, _UPCAST_ELEMENTS):
         batch = rounded.part(part)
-        update(batch._replace(grads=_upcast(batch)), options)
+        grads = _upcast(batch)
+        update(batch._replace(grads=grads), options)
+        if options.grad_scale is not None and not torch.compiler.is_compiling():
+            foreach_copy_(batch.grads, grads)  # they are unscaled
 
 
 def _upcast(tensors: TensorLists) -> list[Tensor]:

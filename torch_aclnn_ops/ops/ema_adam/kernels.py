@@ -204,6 +204,10 @@ def multi_tensor(tensors: TensorLists, options: Options) -> None:
     """Perform a step with PyTorch's fused kernels, for tensors that support them; see ``has_native_kernel``."""
     grads = list(map(_match_strides, tensors.params, tensors.grads))
     _update_in_batches(tensors._replace(grads=grads), options)
+    if options.grad_scale is not None:  # the gradients are unscaled, not copies alone
+        for grad, used in zip(tensors.grads, grads, strict=True):
+            if used is not grad:
+                grad.copy_(used)
 
 
 def _are_native_and_contiguous(tensors: TensorLists) -> bool:
