@@ -20,6 +20,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
     class_weight_dtypes,
     flatten_rows,
     has_loss_dtype,
+    is_left_to_torch,
     tensors_of,
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call, check_numbers
@@ -217,7 +218,7 @@ def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None"
             f" weights of another dtype; they are {described}"
         )
     is_batch = isinstance(call.input, Tensor) and call.input.dim() > 2
-    if is_batch or public.linear_cross_entropy is None:
+    if is_batch or (public.linear_cross_entropy is None and not is_left_to_torch(call)):
         check_arguments(call)
     if not is_batch:
         return call_torch(call, torch_options)
