@@ -8,6 +8,7 @@
 
 #include "acl/acl.h"
 #include "ascendcl/context.h"
+#include "ascendcl/device.h"
 #include "ascendcl/error.h"
 #include "ascendcl/queue.h"
 #include "ascendcl/settings.h"
@@ -109,7 +110,8 @@ aclError aclrtGetCurrentContext(aclrtContext* context) {
     });
 }
 
-aclError aclrtGetPrimaryCtxState(int32_t deviceId, uint32_t* flags, int32_t* active) {
+// torch_npu 2.9 calls it, but its headers do not declare it.
+extern "C" HOST_NPU_EXPORT aclError aclrtGetPrimaryCtxState(int32_t deviceId, uint32_t* flags, int32_t* active) {
     return run_api(__func__, [&] {
         require(active, "active");
         *active = has_primary_context(deviceId);
