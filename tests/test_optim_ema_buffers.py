@@ -300,3 +300,12 @@ def test_zero_redundancy_optimizer_is_refused(mesh_of_one):
     model = conv_with_batch_norm()
     with pytest.raises(TypeError, match="ema_buffers is an argument .* where ZeroRedundancyOptimizer puts it"):
         ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, ema_buffers=model)
+
+
+def test_a_state_with_averages_is_refused_without_the_argument():
+    model = nn.BatchNorm1d(3)
+    optimizer = FusedEmaAdam(model.parameters(), ema_buffers=model)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"be absent, because .* without ema_buffers, but it has \['running_mean'"):
+        FusedEmaAdam(model.parameters()).load_state_dict(optimizer.state_dict())

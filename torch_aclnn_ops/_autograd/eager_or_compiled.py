@@ -79,7 +79,7 @@ class EagerOrCompiled:
             return self._formula(*args) if needs_formula else self._compiled(*args)
         if self._native is None or is_logging_in_eager_mode():
             return self._apply(*args)
-        device = args[0].device  # not its type, which is made with two streams in every call
+        device = args[0].device  # device.type builds a string in every call
         entry = self._entries.get(device) or self._make_entry(self._native, device)
         return entry(*args)
 

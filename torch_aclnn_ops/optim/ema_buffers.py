@@ -102,10 +102,10 @@ class EmaBuffers:
             raise TypeError(f"{_LOAD}: ema_buffers must be a dict of tensors, but it is {describe(saved)}")
         buffers = dict(self._averaged())
         if saved and saved.keys() != buffers.keys():
-            raise ValueError(
-                f"{_LOAD}: ema_buffers must have the floating-point buffers of the module, {sorted(buffers)}, but it"
-                f" has {sorted(saved)}"
-            )
+            accepted = f"have the floating-point buffers of the module, {sorted(buffers)}"
+            if self.module is None:
+                accepted = "be absent, because this optimizer was made without ema_buffers"
+            raise ValueError(f"{_LOAD}: ema_buffers must {accepted}, but it has {sorted(saved)}")
         for name, value in saved.items():
             if not isinstance(value, Tensor) or value.shape != buffers[name].shape:
                 raise ValueError(

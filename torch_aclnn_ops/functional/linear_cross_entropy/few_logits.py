@@ -19,14 +19,14 @@ from torch_aclnn_ops.ops.linear_cross_entropy.kernels import log_few_logits
 import torch
 from torch import Tensor
 
-# The logits, their logarithms of probabilities and their gradient in float32.
-_BYTES_OF_LOGIT = 12
+# The logits, their logarithms of probabilities and their gradient.
+_FLOATS_OF_LOGIT = 3
 
 
 def plain_loss(call: Call) -> Tensor | None:
     """Return the loss of few float32 logits on the CPU if C++ finds nothing unusual in the arguments, else ``None``.
 
-    It computes what :func:`loss_of_few_logits` does, in a third of the time on top of torch's.
+    It computes what :func:`loss_of_few_logits` does, and costs a tenth of that on top of torch's functions.
     """
     if torch.compiler.is_compiling() or is_logging_in_eager_mode() or is_disabled() or not has_default_options(call):
         return None
@@ -37,7 +37,7 @@ def plain_loss(call: Call) -> Tensor | None:
     reduction = REDUCTIONS.index(call.reduction)  # its number in at::Reduction
     ignore_index = -100 if call.ignore_index is None else call.ignore_index
     tensors = (call.input, call.linear_weight, call.linear_bias, call.target)
-    most_logits = tiling.LOGITS_BYTES // _BYTES_OF_LOGIT
+    most_logits = tiling.LOGITS_BYTES // (4 * _FLOATS_OF_LOGIT)
     return _cpu_extension.few_logits(*tensors, reduction, ignore_index, call.label_smoothing, most_logits)
 
 
@@ -53,7 +53,7 @@ def are_few(call: Call) -> bool:
     if not weight.is_cpu and (weight.dtype in HALF_DTYPES or is_any_autocast_enabled()):  # CANN's operators
         return False
     rows, classes = target.numel(), weight.shape[0]
-    number = (3 if call.lse_square_scale == 0 else 5) * rows * classes
+    number = (_FLOATS_OF_LOGIT + 2 * (call.lse_square_scale != 0)) * rows * classes
     if weight.dtype in HALF_DTYPES:
         number += rows * weight.shape[1] + weight.numel()
     elif weight.dtype is not torch.float32:
