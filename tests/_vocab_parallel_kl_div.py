@@ -109,7 +109,7 @@ def whole_head(device):
 
 
 def compiled(device):
-    """A graph that breaks at the call, and one that must not."""
+    """Compiled code that contains the call, and the same in eager mode."""
     input, weight, _ = student()
     rows, head, _ = head_of_teacher()
     here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)

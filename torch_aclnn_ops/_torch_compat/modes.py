@@ -18,6 +18,9 @@ disable_current_modes = lookup(
     "utils._python_dispatch._disable_current_modes", "a first call inside of a mode", nullcontext
 )
 
+# The same as torch.compiler.disable, without its import, which takes a second.
+disable_compilation = lookup("_compile._disable_dynamo", "a graph break at a call", lambda function: function)
+
 
 # Without it, such a call is not refused.
 _active_ddp_module = lookup(

@@ -5,11 +5,13 @@ reduces the losses of rows. ``chunks`` is the kernel, and ``formula`` has every 
 arguments must be, and ``divergences`` has the mathematics of some rows.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec
 
 from torch_aclnn_ops._checks import check_bool, check_choice
 from torch_aclnn_ops._head_options import NON_NEGATIVE, check_beta, check_memory, check_number, check_shift
+from torch_aclnn_ops._torch_compat.modes import disable_compilation
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import shards_of
@@ -22,7 +24,21 @@ from torch import Tensor
 
 __all__ = ["linear_kl_div"]
 
+_Arguments = ParamSpec("_Arguments")
 
+
+def _eager_with_process_group(function: Callable[_Arguments, Tensor]) -> Callable[_Arguments, Tensor]:
+    """Break the graph of compiled code at calls with ``process_group``, whose collectives it cannot contain."""
+    eager = disable_compilation(function)
+
+    @functools.wraps(function)
+    def called(*args: _Arguments.args, **options: _Arguments.kwargs) -> Tensor:
+        return function(*args, **options) if options.get("process_group") is None else eager(*args, **options)
+
+    return called
+
+
+@_eager_with_process_group
 def linear_kl_div(
     input: Tensor,
     linear_weight: Tensor,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
@@ -46,11 +45,6 @@ class _Divergence(HeadLoss):
                 f"{NAME}: process_group must be None inside transforms of torch.func, torch.jit.trace and forward-mode"
                 " AD, which do not differentiate its collectives"
             )
-
-    def flatten(self, call: Call) -> tuple[Any, ...]:
-        if call.shards is not None:  # a graph break, also where Dynamo compiles the frames below the one that broke
-            raise NotImplementedError(f"{NAME}: process_group is not supported in compiled code")
-        return super().flatten(call)
 
 
 _ENGINE = Engine(_Divergence(NAME, Call, _UNREAD, _OF_ROWS))
