@@ -10,16 +10,15 @@ from torch_aclnn_ops._drop_ins import raise_for_missing_names
 from torch_aclnn_ops._head_options import AT_LEAST_1, NON_NEGATIVE, check_beta, check_number, check_options
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
-from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, OutputName
-from torch_aclnn_ops.functional.linear_kl_div.divergences import Divergence
+from torch_aclnn_ops._types import Divergence, Reduction
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import Name, OutputName
 from torch_aclnn_ops.ops.linear_cross_entropy.call import check_numbers
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torch_aclnn_ops.functional.linear_cross_entropy.types import RequestedOutput
+    from torch_aclnn_ops.functional.linear_cross_entropy.losses import RequestedOutput
 
 
 class MSELoss(torch.nn.MSELoss):

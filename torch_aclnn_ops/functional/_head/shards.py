@@ -100,11 +100,12 @@ def check_not_local_shard(function: str, name: str, weight: Tensor, condition: s
     Args:
         function: The name of the function.
         name: The name of the head.
-        weight: The head, which has a ``grad_fn``.
+        weight: The head.
         condition: When the head must have all classes.
         remedy: What to do if the head is sharded by FSDP2.
     """
-    spec = dtensor_of_local(weight)
+    # Dynamo does not trace a grad_fn.
+    spec = None if torch.compiler.is_compiling() or weight.grad_fn is None else dtensor_of_local(weight)
     if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):
         raise ValueError(
             f"{function}: {name} must have all classes if {condition}, but it is the to_local() of a DTensor with"

@@ -2,8 +2,8 @@
 
 The function in this module calls ``implementations``, which chooses one implementation. It weights and reduces rows
 with ``losses``, is differentiated by ``autograd``, and runs the kernels in
-:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``rules`` says what the arguments must be, ``formula`` has the
-differentiable mathematics, and ``vocab_parallel`` computes the statistics of a vocabulary sharded over processes.
+:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``rules`` says what the arguments must be, and ``vocab_parallel``
+computes the statistics of a vocabulary sharded over processes.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,32 +14,39 @@ from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops.functional._head.arguments import labels_to_rows
 from torch_aclnn_ops.functional._head.shards import shards_of
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes, local_arguments
-from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_forward
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits, plain_loss
 from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
+    LinearCrossEntropyOutput,
+    Name,
+    OutputName,
+    shift_results,
+)
 from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
     check_arguments,
     check_own_options,
     checked_chunks,
+    checked_shift,
     leave_to_torch,
     own_options,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.shift import checked_shift, shift_results, shift_targets
+from torch_aclnn_ops.functional.linear_cross_entropy.sharded_head import (
+    call_in_fsdp_forward,
+    check_has_all_classes,
+    local_arguments,
+)
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import are_plain, is_left_to_torch
-from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, OutputName
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Options
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import Unpack
 
 if TYPE_CHECKING:
-    from torch_aclnn_ops.functional.linear_cross_entropy.types import RequestedOutput
+    from torch_aclnn_ops.functional.linear_cross_entropy.losses import RequestedOutput
 
 __all__ = ["LinearCrossEntropyOutput", "linear_cross_entropy"]
 
@@ -162,18 +169,16 @@ def linear_cross_entropy(
     call = check_own_options(call)
     places = 0 if shift is False else checked_shift(shift, call)
     if places:
-        call = shift_targets(call, places)
+        target, token_weight = labels_to_rows(call.target, call.token_weight, places, call.ignored_class())
+        call = call._replace(target=target, token_weight=token_weight)
     is_torchs = is_left_to_torch(call)
     own = [] if not is_torchs and not is_disabled() else own_options(call) + ["process_group"] * (shards is not None)
     if is_torchs or (is_disabled() and not own):
         result: Tensor | LinearCrossEntropyOutput = leave_to_torch(call, options, own)
-        return shift_results(result, places) if places else result
-    check_arguments(call, None if shards is None else shards.total)
-    # Dynamo does not trace a grad_fn.
-    if shards is None and not torch.compiler.is_compiling() and call.linear_weight.grad_fn is not None:
-        check_has_all_classes(call.linear_weight)
-    if shards is None and are_few(call):
-        result = loss_of_few_logits(call)
     else:
-        result = compute(call, shards, reduce_input_grad)
+        check_arguments(call, None if shards is None else shards.total)
+        if shards is None:
+            check_has_all_classes(call.linear_weight)
+        is_small = shards is None and are_few(call)
+        result = loss_of_few_logits(call) if is_small else compute(call, shards, reduce_input_grad)
     return shift_results(result, places) if places else result

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
-from torch_aclnn_ops.functional.linear_cross_entropy.formula import statistics_of_rows
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, reduce
+from torch_aclnn_ops.ops.linear_cross_entropy.rows import statistics_of_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
 
 import torch

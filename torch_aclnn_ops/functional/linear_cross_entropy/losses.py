@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from torch_aclnn_ops._autograd.derivatives import is_jit_tracing
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
+from torch_aclnn_ops.functional._head.arguments import rows_to_labels
 from torch_aclnn_ops.ops._head.tiling import Sizes, tile_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
@@ -20,6 +21,9 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
 
 import torch
 from torch import Tensor
+
+OutputName = Literal["log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens", "logsumexp"]
+Name = TypeVar("Name", bound=OutputName)
 
 
 class LinearCrossEntropyOutput(NamedTuple):
@@ -43,6 +47,30 @@ class LinearCrossEntropyOutput(NamedTuple):
     token_accuracy: Tensor | None = None
     predicted_tokens: Tensor | None = None
     logsumexp: Tensor | None = None
+
+
+if TYPE_CHECKING:  # requested outputs are not None
+    _Requested = TypeVar("_Requested", bound=OutputName, contravariant=True)
+    _Field = TypeVar("_Field", bound=OutputName)
+
+    class _Output(Generic[_Field]):
+        """A field that is a tensor in a result that has its name among the requested ones."""
+
+        @overload
+        def __get__(self, instance: "RequestedOutput[_Field]", owner: Any) -> Tensor: ...
+        @overload
+        def __get__(self, instance: "RequestedOutput[Any]", owner: Any) -> Tensor | None: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+
+    class RequestedOutput(LinearCrossEntropyOutput, Generic[_Requested]):
+        """The result, with the names of the requested outputs in its type."""
+
+        log_probabilities: _Output[Literal["log_probabilities"]]
+        entropy: _Output[Literal["entropy"]]
+        z_loss: _Output[Literal["z_loss"]]
+        token_accuracy: _Output[Literal["token_accuracy"]]
+        predicted_tokens: _Output[Literal["predicted_tokens"]]
+        logsumexp: _Output[Literal["logsumexp"]]
 
 
 @dataclass(frozen=True)
@@ -206,6 +234,14 @@ def with_outputs(
         if "token_accuracy" in call.outputs:
             outputs["token_accuracy"] = _token_accuracy(tokens, rows.target, call)
     return LinearCrossEntropyOutput(loss, **{name: output for name, output in outputs.items() if name in call.outputs})
+
+
+def shift_results(result: Tensor | LinearCrossEntropyOutput, shift: int) -> Tensor | LinearCrossEntropyOutput:
+    """Align the results of rows with their labels; those of ignored rows come first."""
+    if isinstance(result, LinearCrossEntropyOutput):
+        each = (None if one is None else rows_to_labels(one, shift) for one in result)
+        return LinearCrossEntropyOutput._make(each)
+    return rows_to_labels(result, shift)
 
 
 def _token_accuracy(tokens: Tensor, target: Tensor, call: Call) -> Tensor:

@@ -9,12 +9,12 @@ from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops._checks import check_bool, describe
-from torch_aclnn_ops._head_options import check_memory
+from torch_aclnn_ops._head_options import check_memory, check_shift
 from torch_aclnn_ops._torch_compat import public
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
-from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import check_not_fsdp1_shard
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy.sharded_head import check_not_fsdp1_shard
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
     call_torch,
     class_weight_dtypes,
@@ -174,6 +174,24 @@ def checked_chunks(
     if options is not None:
         _check_torch_options(options)
     return check_memory(_NAME, chunk_size, max_memory, None if options is None else options.batch_chunk_size)
+
+
+def checked_shift(shift: object, call: Call) -> int:
+    """Accept a number of places that is at most the length of a sequence, where labels can be shifted."""
+    target: object = call.target
+    places = check_shift(_NAME, shift, target if isinstance(target, Tensor) else None)
+    if places == 0 or not isinstance(target, Tensor):  # which torch refuses
+        return 0
+    if target.is_floating_point():
+        raise ValueError(
+            f"{_NAME}: shift must be 0 with probabilities as target, because only class indices can mark"
+            f" the rows without a label as ignored, but it is {shift}"
+        )
+    if call.linear_weight.dim() > 2:
+        raise ValueError(
+            f"{_NAME}: shift must be 0 with a linear_weight of shape (C, d_1, ..., d_K, H), but it is {shift}"
+        )
+    return places
 
 
 def _check_torch_options(options: object) -> None:

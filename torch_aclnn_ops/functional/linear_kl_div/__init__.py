@@ -1,23 +1,22 @@
 """The divergence of two linear layers' outputs, a student's and its teacher's, without the outputs.
 
 A call goes from the function here to ``implementations``, which gives the engine of losses on a head what it needs, and
-reduces the losses of rows. ``chunks`` is the kernel, and ``formula`` has every derivative. ``_arguments`` says what the
-arguments must be, and ``divergences`` has the mathematics of some rows.
+reduces the losses of rows. ``chunks`` is the kernel, and ``formula`` has the mathematics and every derivative.
+``_arguments`` says what the arguments must be.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, ParamSpec, get_args
 
 from torch_aclnn_ops._checks import check_bool, check_choice
 from torch_aclnn_ops._head_options import NON_NEGATIVE, check_beta, check_memory, check_number, check_shift
 from torch_aclnn_ops._torch_compat.modes import disable_compilation
-from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops._types import Divergence, Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
-from torch_aclnn_ops.functional.linear_kl_div.divergences import DIVERGENCES, Divergence
 from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, messages_of, prepare
 
 from torch import Tensor
@@ -128,8 +127,8 @@ def linear_kl_div(
     Source: Hinton et al., "Distilling the Knowledge in a Neural Network" (2015); Gu et al., "MiniLLM" (2024); Agarwal
     et al., "On-Policy Distillation of Language Models" (2024); Hsu et al., "Liger Kernel" (2024).
     """
-    check_choice(NAME, "divergence", divergence, DIVERGENCES)
-    check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
+    check_choice(NAME, "divergence", divergence, get_args(Divergence))
+    check_choice(NAME, "reduction", reduction, get_args(Reduction))
     check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
     check_bool(NAME, "reduce_input_grad", reduce_input_grad)
     hard = check_number(NAME, "hard_weight", hard_weight, NON_NEGATIVE)

@@ -14,7 +14,6 @@ from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 import torch
 from torch import Tensor
 
-REDUCTIONS = ("none", "mean", "sum")
 _TEACHERS = "teacher_input and teacher_weight, or teacher_log_probs, or teacher_probs, or teacher_top_k"
 
 
@@ -99,8 +98,7 @@ def first_classes(vocab_size: int, dim: int, *tensors: Any) -> tuple[Any, ...]:
 def check_has_all_classes(linear_weight: Tensor, teacher_weight: object) -> None:
     """Raise if autograd shows that a head is the local shard of a DTensor, where no process group is given."""
     for name, weight in (("linear_weight", linear_weight), ("teacher_weight", teacher_weight)):
-        # Dynamo does not trace a grad_fn.
-        if isinstance(weight, Tensor) and not torch.compiler.is_compiling() and weight.grad_fn is not None:
+        if isinstance(weight, Tensor):
             check_not_local_shard(NAME, name, weight, "process_group is not given", _hint_of_fsdp(name))
 
 

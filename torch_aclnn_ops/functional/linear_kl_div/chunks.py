@@ -12,10 +12,13 @@ from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
-from torch_aclnn_ops.functional.linear_kl_div.divergences import losses_and_slopes
-from torch_aclnn_ops.functional.linear_kl_div.formula import Places, log_probabilities, log_probabilities_with_rest
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results, blocks_of, reduce_in_chunks
-from torch_aclnn_ops.ops._head.kept_rows import KeptRows
+from torch_aclnn_ops.functional.linear_kl_div.formula import (
+    Places,
+    log_probabilities,
+    log_probabilities_with_rest,
+    losses_and_slopes,
+)
+from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.products import Head, logits_buffer
 from torch_aclnn_ops.ops._head.tiling import Tiling
 

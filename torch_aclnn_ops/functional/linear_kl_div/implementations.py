@@ -3,18 +3,19 @@
 import math
 from collections.abc import Sequence
 
+from torch_aclnn_ops._autograd.derivatives import any_differentiated
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
-from torch_aclnn_ops.functional._head.agreement import ROWS
+from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
+from torch_aclnn_ops.functional._head.collectives import gather_constant
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
+from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, check_labels, flat
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_in_chunks
 from torch_aclnn_ops.functional.linear_kl_div.formula import losses_of_rows
-from torch_aclnn_ops.functional.linear_kl_div.vocab_parallel import check_agreement
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
-from torch_aclnn_ops.ops._head.kept_rows import IGNORED
+from torch_aclnn_ops.ops._head.chunks import IGNORED, HeadGradients, Results
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ from torch import Tensor
 _OF_ROWS = ("target", "teacher_input", "teacher_values", "teacher_indices")
 # What is applied to the losses of rows, and the ranks that share a vocabulary, which compiled code does not support.
 _UNREAD = ("ignore_index", "token_weight", "reduction", "zero_if_all_ignored", "shards", "reduce_input_grad")
+# Options that must be the same on all processes.
+_AGREED = (
+    *("reduction", "divergence", "beta", "hard_weight", "temperature"),
+    *("reduce_input_grad", "zero_if_all_ignored"),
+)
 
 
 class _Divergence(HeadLoss):
@@ -84,12 +90,53 @@ def prepare(call: Call) -> Call:
     return call
 
 
+def _check_agreement(call: Call, shards: VocabularyShards, token_weight: Tensor | None) -> Call:
+    """Compare the calls of all processes in a collective.
+
+    Returns:
+        The call, whose results are nan where the calls differ and values cannot be read.
+
+    Raises:
+        ValueError: the calls differ.
+    """
+    input, student = call.input, (call.input, call.linear_weight, call.linear_bias)
+    agreed = {
+        ROWS: input.shape[0],
+        "the number of features of input": input.shape[1],
+        "vocab_sizes": shards.sizes,
+        **{name: getattr(call, name) for name in _AGREED},
+        "the rows per chunk, from chunk_size or max_memory,": call.tile_rows(input.shape[0]).rows_per_chunk,
+        "whether input needs a gradient": call.reduce_input_grad and any_differentiated([input]),
+        "whether token_weight is given": token_weight is not None,
+        "whether a gradient is needed": any_differentiated(student),
+    }
+    weights = token_weight, None
+    summary = summarize(
+        agreed,
+        (shards.excess, shards.sizes),
+        input,
+        call.linear_weight,
+        call.target,
+        _of_teacher(call),
+        call.loss_dtype(),
+        weights,
+    )
+    summaries = gather_constant(torch.cat(summary.sent), shards.members)
+    disagree = compare_summaries(NAME, agreed, summary, summaries, shards.sizes, ("input", "teacher"))
+    return call if disagree is None else call._replace(input=input * nan_if(disagree, input.dtype))
+
+
+def _of_teacher(call: Call) -> Tensor | None:
+    """Return the teacher's tensor that must be the same on every process."""
+    return call.teacher_values if call.teacher_indices is not None else call.teacher_input
+
+
 def compute(call: Call) -> Tensor:
     """Compute the loss of all rows, or with ``"none"`` the loss of each."""
     token_weight, reduction = call.token_weight, call.reduction
     call = call._replace(token_weight=None)  # which the kernels do not need
     if call.shards is not None:
-        call = check_agreement(call, call.shards, token_weight)
+        call = _check_agreement(call, call.shards, token_weight)
     ignored = None if call.target is None else call.target == IGNORED
     counts = _counts(call, ignored, token_weight)
     if reduction == "none":

@@ -8,8 +8,7 @@ from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results, blocks_of, reduce_in_chunks
-from torch_aclnn_ops.ops._head.kept_rows import KeptRows
+from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.products import Head
 from torch_aclnn_ops.ops._head.tiling import rows_of_block
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Kernels
