@@ -54,7 +54,7 @@ $(BUILT): $(SOURCES) | $(WITH_TORCH)
 
 # pip hides what a build prints, so that the libraries are compiled before it.
 $(LIBRARIES_OF_HOST_NPU): $(HOST_NPU_SOURCES) | $(WITH_TORCH)
-	@echo "setup, 3 of 4: compiles the host NPU, about five minutes on one core"
+	@echo "setup, 3 of 4: compiles the host NPU, about three minutes on one core"
 	$(RUN) host-npu/csrc/build.py
 	touch $@
 
