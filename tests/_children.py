@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 _UNSET = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "LD_LIBRARY_PATH", "ASCEND_HOME_PATH")
 
 
-def run_python(*arguments, path=(), cwd=None, input=None, **settings):
+def run_python(*arguments, path=(), cwd=ROOT, input=None, **settings):
     """Run Python with these arguments, with folders before the others of the search path, and more settings."""
     kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
     search_path = os.pathsep.join(map(str, [*path, ROOT, *filter(None, sys.path[1:])]))
@@ -17,7 +17,7 @@ def run_python(*arguments, path=(), cwd=None, input=None, **settings):
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
         input=input,
-        env={**kept, "PYTHONPATH": search_path, **settings},
+        env={**kept, "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1", **settings},
         capture_output=True,
         text=True,
         timeout=300,

@@ -4,13 +4,14 @@ import importlib.metadata
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import torch_aclnn_ops
 from torch_aclnn_ops._built_for import incompatibility, write_header
 
 import pytest
+
+from tests._children import run_python
 
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
 
@@ -104,7 +105,6 @@ def test_an_extension_for_another_torch_is_not_loaded(tmp_path):
     code = "import host_npu; host_npu.enable()\n"
     code += "from torch_aclnn_ops import _extension; raise SystemExit(_extension.why_unavailable())"
     _copy_built_for_another_torch(tmp_path)
-    environment = {"PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PATH": "/usr/bin:/bin"}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    result = run_python("-c", code, path=[tmp_path], cwd=tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.returncode != 0 and "it was compiled for torch 1." in result.stderr
     assert "but torch" in result.stderr and "--no-build-isolation" in result.stderr

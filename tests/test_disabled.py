@@ -1,8 +1,6 @@
 """disabled: drop-ins, modules and patched functions are torch's own, for the whole process and for a while."""
 
 import inspect
-import subprocess
-import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -16,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests._children import run_code
 from tests.test_nn import MODULES
 
 INPUT = torch.rand(4, 3, requires_grad=True)
@@ -190,15 +189,13 @@ def test_it_decorates_a_function():
 
 @pytest.mark.parametrize("value", ["0", "1"])
 @pytest.mark.every_nth_case(3)
-def test_an_environment_variable_decides_for_a_process(value, monkeypatch):
-    monkeypatch.setenv("TORCH_ACLNN_DISABLED", value)
+def test_an_environment_variable_decides_for_a_process(value):
     code = "from torch_aclnn_ops._switch import is_disabled; print(int(is_disabled()))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == f"{value}\n"
+    assert run_code(code, TORCH_ACLNN_DISABLED=value).stdout == f"{value}\n"
 
 
-def test_another_value_of_the_variable_raises(monkeypatch):
-    monkeypatch.setenv("TORCH_ACLNN_DISABLED", "yes")
-    result = subprocess.run([sys.executable, "-c", "import torch_aclnn_ops"], capture_output=True, text=True)
+def test_another_value_of_the_variable_raises():
+    result = run_code("import torch_aclnn_ops", TORCH_ACLNN_DISABLED="yes")
     assert "ValueError: TORCH_ACLNN_DISABLED must be 0 or 1, but it is 'yes'" in result.stderr
 
 

@@ -6,7 +6,6 @@ import csv
 import importlib
 import io
 import json
-import os
 import pathlib
 import re
 import runpy
@@ -19,21 +18,19 @@ import host_npu
 import pytest
 from host_npu.testing import run
 
+from tests._children import run_python
+
 ROOT = pathlib.Path(__file__).parents[1]
 SMALL = ("--no-progress", *"--steps 40 --context 32 --width 32 --layers 1 --heads 2 --batch-size 4 --lr 0.01".split())
 
 
 def _run(script: str, *options: str) -> subprocess.CompletedProcess:
-    return _run_python(str(ROOT / "examples" / script), *options)
-
-
-def _run_python(*arguments: str, cwd: pathlib.Path | None = None) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=cwd)
+    return run_python(ROOT / "examples" / script, *options, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
 def _torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess:
-    return _run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *arguments)
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
+    return run_python(*run, *arguments, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
 def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
@@ -131,7 +128,7 @@ def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_without_leaks(d
     program = tmp_path / "program.py"
     program.write_text(_ON_THE_HOST_NPU.format(examples=str(ROOT / "examples")))
     runner = ("-m", "host_npu", str(program))
-    result = _run_python(*runner, *options, "--device", "npu", "--output", str(output))
+    result = run_python(*runner, *options, "--device", "npu", "--output", output)
     assert result.returncode == 0, result.stderr
     for mine, theirs in zip(_losses(output), on_cpu, strict=True):
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING[dtype])
@@ -236,12 +233,6 @@ def test_a_checkpoint_with_different_settings_raises(reference_run, output, erro
     shutil.copy(reference_run[0] / "checkpoint.pt", output)
     said = error_of("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
     assert "was made with lr = 0.01, and this run has lr = 0.5" in said
-
-
-@pytest.mark.exhaustive
-def test_bfloat16_matrix_products_train_too(output):
-    result = _run("train_lm.py", *SMALL, "--dtype", "bfloat16", "--output", str(output))
-    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(

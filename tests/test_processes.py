@@ -1,20 +1,16 @@
 """Processes that fork, spawn, are killed, or end with work under way, on the CPU and on the host NPU."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from host_npu.testing import outcomes, run
 
 from tests import _processes as cases
+from tests._children import run_python
 from tests._interrupted import LOSSES, interrupt_everywhere
 
-ROOT = Path(__file__).parents[1]
 NO_REINITIALISATION = (
     "RuntimeError: Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the "
     "'spawn' start method"
@@ -25,9 +21,8 @@ ON_A_CPU = pytest.param("cpu", marks=pytest.mark.exhaustive)
 
 def _run(program, device, *arguments, **settings):
     runner = ["-m", "host_npu"] if device == "npu" else []
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(ROOT), **settings}
-    command = [sys.executable, *runner, "-m", "tests._processes", program, device, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    settings["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    return run_python(*runner, "-m", "tests._processes", program, device, *arguments, **settings)
 
 
 def test_a_process_forked_after_use_trains_on_the_cpu():

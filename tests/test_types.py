@@ -2,12 +2,11 @@
 
 import importlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests._pages import ROOT, blocks
+from tests._children import run_python
+from tests._pages import blocks
 from tests.test_pages import GIVEN, ON_NPU, PUBLIC, RUNNING_PAGES
 
 HEAD = """import torch
@@ -43,8 +42,7 @@ WRONG = {
 
 
 def _mypy(*paths):
-    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--pretty", *paths]
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
+    return run_python("-m", "mypy", "--config-file=", "--ignore-missing-imports", "--pretty", *paths)
 
 
 @pytest.fixture(scope="module")
@@ -95,5 +93,4 @@ def test_dir_shows_the_public_names(module):
 def test_every_command_says_its_version(module):
     from torch_aclnn_ops import __version__
 
-    result = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
-    assert result.stdout == f"torch_aclnn_ops {__version__}\n"
+    assert run_python("-m", module, "--version").stdout == f"torch_aclnn_ops {__version__}\n"

@@ -1,7 +1,5 @@
 """linear_cross_entropy with a vocabulary that is spread over 1, 2, 3 and 4 processes: the results of one process."""
 
-import subprocess
-import sys
 import textwrap
 from functools import cache
 
@@ -15,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_de
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _vocab_parallel as cases
+from tests._children import run_code
 from tests._distributed import groups, selected
 
 # What the processes' errors may be above those of one process, relative to a tensor's largest number.
@@ -232,5 +231,5 @@ def test_everything_else_works_with_a_torch_without_distributed():
         except TypeError as error:
             print(error)
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    result = run_code(textwrap.dedent(program))
     assert "process_group must be None or a torch.distributed.ProcessGroup, but it is 0" in result.stdout, result.stderr

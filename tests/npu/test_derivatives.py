@@ -134,14 +134,6 @@ def test_fake_tensors_and_modes_come_before_the_kernel(contract):
     assert contract.OPERATOR.overload in seen
 
 
-@differentiable
-def test_it_compiles_without_a_graph_break(contract):
-    arguments = to_npu(tuple(_arguments(contract)))
-    compiled = torch.compile(lambda *args: contract.OPERATOR.overload(*args), fullgraph=True, backend="aot_eager")
-    for result, expected in zip(flat(compiled(*arguments)), flat(contract.OPERATOR.overload(*arguments)), strict=True):
-        torch.testing.assert_close(result, expected)
-
-
 def test_a_script_calls_it():
     @torch.jit.script
     def call(one, two, three):
