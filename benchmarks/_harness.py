@@ -7,14 +7,14 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 # torch_aclnn_ops goes before torch, see torch_aclnn_ops/_torch_npu.py.
-import torch_aclnn_ops  # noqa: F401
+import torch_aclnn_ops
 
+import host_npu
 import torch
 
 from benchmarks._results import CORES, Row, as_text, path_of, print_rows, write
@@ -22,7 +22,6 @@ from benchmarks._results import CORES, Row, as_text, path_of, print_rows, write
 Call = Callable[[], object]
 
 LIMIT = "limit: "  # begins the name of what no implementation can be expected to beat
-MEASURED = "measured"
 TORCH, OURS = "torch", "torch_aclnn_ops"
 _DOUBLINGS = 6
 _SHORTEST_ROUND = 0.002  # seconds; shorter calls are repeated in a round
@@ -49,7 +48,11 @@ class Timing:
 
 
 def interleaved(
-    cases: Mapping[str, Call], rounds: int, is_warm: bool = False, before: Call = lambda: None
+    cases: Mapping[str, Call],
+    rounds: int,
+    is_warm: bool = False,
+    before: Call = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time every case once a round, so that a change of the machine's speed meets all of them.
 
@@ -60,6 +63,7 @@ def interleaved(
         rounds: counted rounds.
         is_warm: leave out the uncounted round that warms them up.
         before: called before each call, and not timed.
+        clock: returns seconds.
 
     Returns:
         Timings by name.
@@ -71,9 +75,9 @@ def interleaved(
     for number in range(rounds):
         for name, call in turns[::-1] if number % 2 else turns:
             before()
-            start = time.perf_counter()
+            start = clock()
             call()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
@@ -122,6 +126,8 @@ def compare(
     before: Call = lambda: None,
     calls: int | None = None,
     least_bytes: int | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
     **columns: object,
 ) -> list[Row]:
     """Measure cases against the first of them, the reference.
@@ -133,6 +139,8 @@ def compare(
         before: waits for a device before a round, which is then not timed.
         calls: of a case in a round; by default enough for 2 ms of the fastest case.
         least_bytes: what the results take, which is the memory of the limit; without it no memory is measured.
+        device: of the calls.
+        dtype: of the calls.
         **columns: what the rows say besides.
 
     Returns:
@@ -148,14 +156,16 @@ def compare(
     whole_round = calls * sum(timing.minimum for timing in alone.values())
     rounds = min(rounds, max(_FEWEST_ROUNDS, int(_LONGEST_COMPARISON / whole_round)))
     timings = interleaved(
-        {by: _repeated(call, calls, wait) for by, call in cases.items()}, rounds, is_warm=True, before=before
+        {by: repeated(call, calls, wait) for by, call in cases.items()}, rounds, is_warm=True, before=before
     )
     reference = next(iter(timings.values()))
     rows = [
         {
             **columns,
+            "device": device,
+            "dtype": dtype,
             "by": by,
-            "status": MEASURED,
+            "status": "measured",
             "rounds": rounds,
             "median_s": timing.median / calls,
             "minimum_s": timing.minimum / calls,
@@ -181,14 +191,24 @@ def report_cells(cells: Mapping[str, str]) -> None:
     print(", ".join(f"{name} {cell}" for name, cell in cells.items() if cell), file=sys.stderr, flush=True)
 
 
-def _repeated(call: Call, calls: int, wait: Call | None) -> Call:
-    def repeated() -> None:
+def repeated(call: Call, calls: int, wait: Call | None = None) -> Call:
+    """Make so many calls one, at whose end ``wait`` waits for a device."""
+
+    def all_of_them() -> None:
         for _ in range(calls):
             call()
         if wait is not None:
             wait()
 
-    return repeated
+    return all_of_them
+
+
+def use_npu(device: str = "npu") -> None:
+    """Let the host NPU stand in for an NPU if one is asked for and there is none."""
+    if device == "npu":
+        if not hasattr(torch, "npu"):
+            host_npu.enable()
+        torch.npu.set_compile_mode(jit_compile=False)
 
 
 def doublings(largest: int, quick: bool = False) -> list[int]:
@@ -202,9 +222,51 @@ def absent(by: str, reason: str, **columns: object) -> Row:
     return {**columns, "by": by, "status": f"absent: {reason}"}
 
 
-def with_compiled(function: Callable[..., torch.Tensor], options: argparse.Namespace) -> dict[str, Callable[..., Any]]:
-    """Return the compiled function under the peer's name; nothing for a quick run, because compiling takes a minute."""
-    return {} if options.quick else {"torch.compile of torch's": torch.compile(function, dynamic=True)}
+def against_torch(
+    options: argparse.Namespace,
+    operator: str,
+    largest: int,
+    prepare: Callable[[torch.dtype, int], Callable[[Callable[..., torch.Tensor]], Call]],
+    least: Callable[[int], int],
+    moved: Callable[[int], int],
+    **columns: object,
+) -> list[Row]:
+    """Compare forward and backward of a drop-in with torch's function and, unless it is to be quick, the compiled one.
+
+    Args:
+        options: of :func:`parser`, and ``rounds``.
+        operator: the name of the function.
+        largest: the end of the sizes.
+        prepare: makes tensors of a dtype and a size, and returns what makes a call of a function with them.
+        least: returns how many elements the results of a size have.
+        moved: returns how many elements must be read or written for a size.
+        **columns: what the rows say besides.
+    """
+    theirs = getattr(torch.nn.functional, operator)
+    functions = {TORCH: theirs, OURS: getattr(torch_aclnn_ops.functional, operator)}
+    if not options.quick:  # compiling takes a minute
+        functions["torch.compile of torch's"] = torch.compile(theirs, dynamic=True)
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for size in doublings(largest, options.quick):
+            make = prepare(dtype, size)
+            cases = {by: make(function) for by, function in functions.items()}
+            cases[f"{LIMIT}copy of as many bytes"] = copy_of(moved(size) * dtype.itemsize)
+            columns |= {"operator": operator, "dtype": str(dtype).removeprefix("torch."), "size": size}
+            rows += compare(cases, options.rounds, least_bytes=least(size) * dtype.itemsize, **columns)
+    return rows
+
+
+def shapes(
+    most: Mapping[str, int], others: Mapping[str, int], features: int, quick: bool
+) -> Iterator[tuple[tuple[int, int, int], dict[str, object]]]:
+    """Yield shapes of a head's problem with more and more rows or classes, and the columns that describe them."""
+    for variable in most:
+        [(other, count)] = [item for item in others.items() if item[0] != variable]
+        for size in doublings(most[variable], quick):
+            sizes = {other: count, variable: size}
+            described = {"configuration": f"{count} {other}, {features} features", "variable": variable, "size": size}
+            yield (sizes["rows"], features, sizes["classes"]), described
 
 
 def is_installed(*packages: str) -> bool:

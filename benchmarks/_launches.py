@@ -5,31 +5,19 @@ others, such as ``masked_fill``, counts as these.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from benchmarks._harness import Call
+from benchmarks._harness import Call, compare
+from benchmarks._results import Row
 
-_NOTHING = {
-    *("alias", "as_strided", "detach", "detach_", "empty", "empty_like", "empty_strided", "expand", "lift_fresh"),
-    *("item", "_local_scalar_dense", "narrow", "new_empty", "permute", "_reshape_alias", "reshape", "resize_"),
-    *(
-        "resolve_conj",
-        "resolve_neg",
-        "select",
-        "set_",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "to",
-        "transpose",
-    ),
-    *("unbind", "unflatten", "unsqueeze", "_unsafe_view", "view", "view_as"),
-}
+_NOTHING = (
+    "_local_scalar_dense _reshape_alias _unsafe_view alias as_strided detach detach_ empty empty_like"
+    " empty_strided expand item lift_fresh narrow new_empty permute reshape resize_ resolve_conj resolve_neg"
+    " select set_ slice split split_with_sizes squeeze t to transpose unbind unflatten unsqueeze view view_as"
+).split()
 # The host NPU runs torch_npu's operators by kernels of the CPU. It resolves a result, and what those call is theirs.
 _RUN_BY_HOST = "aten::resolve_conj"
 
@@ -42,6 +30,13 @@ def count_launches(call: Call) -> Counter[str]:
         torch.npu.synchronize()
     roots = [event for event in profile.function_events if event.cpu_parent is None]
     return Counter(name for event in roots for name in _launched_by(event))
+
+
+def compare_on_npu(cases: Mapping[str, Call], rounds: int, wait: Call | None = None, **columns: object) -> list[Row]:
+    """Compare single calls, with the number of their launches; unless they ``wait``, the time is that of the host."""
+    launches = {by: count_launches(case).total() for by, case in cases.items()}
+    rows = compare(cases, rounds, wait, calls=1, before=torch.npu.synchronize, device="npu", **columns)
+    return [{**row, "launches": launches[str(row["by"])]} for row in rows]
 
 
 def _launched_by(event: Any) -> Iterator[str]:

@@ -13,11 +13,10 @@ from functools import partial
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
 
-import host_npu
 import torch
 from torch import Tensor
 
-from benchmarks._harness import OURS, TORCH, Call, compare, parser, run
+from benchmarks._harness import OURS, TORCH, Call, compare, parser, run, use_npu
 from benchmarks._results import Row
 from benchmarks.losses import LOSSES, MODULES
 
@@ -126,8 +125,5 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
     parser.add_argument("--elements", type=int, nargs="*", default=ELEMENTS, help="sizes")
     options = parser.parse_args()
-    if options.device == "npu":
-        if not hasattr(torch, "npu"):
-            host_npu.enable()
-        torch.npu.set_compile_mode(jit_compile=False)
+    use_npu(options.device)
     run("call_overhead" if options.device == "cpu" else "call_overhead_npu", measure, options, rounds=40)

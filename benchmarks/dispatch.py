@@ -13,10 +13,9 @@ from types import SimpleNamespace
 import torch_aclnn_ops
 from torch_aclnn_ops import _extension
 
-import host_npu
 import torch
 
-from benchmarks._harness import MEASURED, Call, Timing, parser, report, run
+from benchmarks._harness import Call, compare, interleaved, parser, repeated, run, use_npu
 from benchmarks._results import Row
 
 OPERATORS = [name for name in torch_aclnn_ops.ops.__all__ if hasattr(torch.ops.aten, name)]
@@ -48,16 +47,6 @@ def _namespaces() -> dict[str, object]:
     return dict(zip(ENTRIES, everything, strict=True))
 
 
-def time_calls(call: Call) -> tuple[float, float]:
-    """Return the seconds of a call: as the clock shows them, and of the calling thread's processor alone."""
-    torch.npu.synchronize()
-    wall, processor = time.perf_counter(), time.thread_time()
-    for _ in range(CALLS):
-        call()
-    wall, processor = time.perf_counter() - wall, time.thread_time() - processor
-    return wall / CALLS, processor / CALLS
-
-
 def separate_threads() -> None:
     """Give the calling thread a processor, and the queue's and the device's threads the others.
 
@@ -71,47 +60,25 @@ def separate_threads() -> None:
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Compare the entries of every operator: the clock's time, and that of the calling thread's processor."""
-    torch.npu.set_compile_mode(jit_compile=False)
+    use_npu()
     rows = []
     calls = cases()  # after which the queue's thread runs
     separate_threads()
+    columns = {"configuration": "512 elements", "device": "npu", "dtype": "float32"}
     for name, entries in calls.items():
-        times: dict[str, list[tuple[float, float]]] = {by: [] for by in entries}
-        for call in entries.values():
-            time_calls(call)
-        for _ in range(options.rounds):
-            for by, call in entries.items():
-                times[by].append(time_calls(call))
-        wall, thread = ({by: Timing(tuple(pair[i] for pair in times[by])) for by in entries} for i in range(2))
-        first = ENTRIES[0]
-        made = [
-            {
-                "operator": name,
-                "configuration": "512 elements",
-                "device": "npu",
-                "dtype": "float32",
-                "by": by,
-                "status": MEASURED,
-                "rounds": options.rounds,
-                "median_s": wall[by].median,
-                "minimum_s": wall[by].minimum,
-                "ratio_of_medians": wall[by].median / wall[first].median,
-                "ratio_of_minima": wall[by].minimum / wall[first].minimum,
-                "thread_minimum_s": thread[by].minimum,
-                "thread_ratio": f"{thread[by].minimum / thread[first].minimum:.2f}",
-            }
-            for by in entries
+        wait = torch.npu.synchronize
+        wall = compare(entries, options.rounds, before=wait, calls=CALLS, operator=name, **columns)
+        rounds = {by: repeated(call, CALLS) for by, call in entries.items()}
+        thread = interleaved(rounds, options.rounds, is_warm=True, before=wait, clock=time.thread_time)
+        seconds = [timing.minimum / CALLS for timing in thread.values()]
+        rows += [
+            {**row, "thread_minimum_s": one, "thread_ratio": f"{one / seconds[0]:.2f}"}
+            for row, one in zip(wall, seconds, strict=True)
         ]
-        for row in made:
-            report(row)
-        rows += made
     return rows
 
 
 if __name__ == "__main__":
     parser = parser(__doc__)
     parser.set_defaults(threads=1)
-    options = parser.parse_args()
-    if not hasattr(torch, "npu"):
-        host_npu.enable()
-    run("dispatch", measure, options, rounds=100)
+    run("dispatch", measure, parser.parse_args(), rounds=100)

@@ -7,18 +7,18 @@ operator's own entry.
 import importlib.util
 import runpy
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops.optim import FusedEmaAdam
 
-import host_npu
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks._harness import LIMIT, Call, absent, compare, copy_of, doublings, is_installed, parser, run
-from benchmarks._launches import count_launches
+from benchmarks._harness import LIMIT, Call, absent, compare, copy_of, doublings, is_installed, parser, run, use_npu
+from benchmarks._launches import compare_on_npu
 from benchmarks._results import Row
 
 _PEER = "AdamW(fused=True), swa_utils EMA"
@@ -36,6 +36,10 @@ class _Model(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.randn(size)) for _ in range(count))
         for weight in self.weights:
             weight.grad = torch.randn(size)
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
+    return optimizer.step
 
 
 def _step_with_swa_utils(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
@@ -76,23 +80,24 @@ def _step_of_new_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def _make_cases(count: int, size: int) -> dict[str, Call]:
-    fused, fused_too, foreach, loop, ours, flat, new = (_Model(count, size) for _ in range(7))
+    def adamw(step: Callable[[nn.Module, torch.optim.Optimizer], Call], **options: bool) -> Call:
+        model = _Model(count, size)
+        return step(model, torch.optim.AdamW(model.parameters(), **options))
+
+    def ours(step: Callable[[nn.Module, torch.optim.Optimizer], Call] = _step, **options: bool) -> Call:
+        model = _Model(count, size)
+        return step(model, FusedEmaAdam(model.parameters(), ema_decay=_EMA_DECAY, **options))
+
     cases = {
-        _PEER: _step_with_swa_utils(fused, torch.optim.AdamW(fused.parameters(), fused=True)),
-        "AdamW(foreach=True), swa_utils EMA": _step_with_swa_utils(
-            foreach, torch.optim.AdamW(foreach.parameters(), foreach=True)
-        ),
-        "AdamW(foreach=False), swa_utils EMA": _step_with_swa_utils(
-            loop, torch.optim.AdamW(loop.parameters(), foreach=False)
-        ),
-        "FusedEmaAdam": FusedEmaAdam(ours.parameters(), ema_decay=_EMA_DECAY).step,
-        "FusedEmaAdam(flatten=True)": FusedEmaAdam(flat.parameters(), ema_decay=_EMA_DECAY, flatten=True).step,
-        "FusedEmaAdam(flatten=True), new gradients": _step_of_new_gradients(
-            new, FusedEmaAdam(new.parameters(), ema_decay=_EMA_DECAY, flatten=True)
-        ),
+        _PEER: adamw(_step_with_swa_utils, fused=True),
+        "AdamW(foreach=True), swa_utils EMA": adamw(_step_with_swa_utils, foreach=True),
+        "AdamW(foreach=False), swa_utils EMA": adamw(_step_with_swa_utils, foreach=False),
+        "FusedEmaAdam": ours(),
+        "FusedEmaAdam(flatten=True)": ours(flatten=True),
+        "FusedEmaAdam(flatten=True), new gradients": ours(_step_of_new_gradients, flatten=True),
     }
     if is_installed("timm"):
-        cases[_TIMM] = _step_with_timm(fused_too, torch.optim.AdamW(fused_too.parameters(), fused=True))
+        cases[_TIMM] = adamw(_step_with_timm, fused=True)
     # A step reads five tensors, and writes all of them but the gradient. It may go below a copy of as many bytes: it
     # writes where it has just read, and a copy has to fetch what it writes over.
     cases[f"{LIMIT}copy of as many bytes"] = copy_of(9 * 4 * count * size)
@@ -101,6 +106,7 @@ def _make_cases(count: int, size: int) -> dict[str, Call]:
 
 def _measure_on_npu(options: Namespace) -> list[Row]:
     """Compare with calls of the operator's entry; the time is the host's, without the wait for the device."""
+    use_npu()
     count, size = _ON_NPU
 
     def step(dtype: torch.dtype, **options: bool) -> Call:
@@ -117,26 +123,21 @@ def _measure_on_npu(options: Namespace) -> list[Row]:
         "FusedEmaAdam(flatten=True)": step(torch.float32, flatten=True),
         "FusedEmaAdam(flatten=True), bfloat16": step(torch.bfloat16, flatten=True),
     }
-    launches = {by: sum(count_launches(case).values()) for by, case in cases.items()}
-    columns = {"operator": "ema_adam", "device": "npu", "dtype": "float32"}
     configuration = f"{count} tensors of {size} elements"
-    rows = compare(cases, options.rounds, calls=1, before=torch.npu.synchronize, configuration=configuration, **columns)
-    return [{**row, "launches": launches[str(row["by"])]} for row in rows]
+    return compare_on_npu(cases, options.rounds, operator="ema_adam", configuration=configuration, dtype="float32")
 
 
 def measure(options: Namespace) -> list[Row]:
     """Compare for float32 parameters: more and more tensors, and larger and larger ones."""
-    same = {"operator": "ema_adam", "device": "cpu", "dtype": "float32"}
+    counts = [] if options.quick else [(*_MODEL, {"configuration": f"{_MODEL[0]} tensors of {_MODEL[1]:,} elements"})]
+    columns = {"configuration": f"of {_SMALL} elements each", "variable": "tensors"}
+    counts += [(count, _SMALL, {**columns, "size": count}) for count in doublings(_MOST_TENSORS, options.quick)]
+    columns = {"configuration": f"each, {_FEW} tensors", "variable": "elements"}
+    counts += [(_FEW, size, {**columns, "size": size}) for size in doublings(_LARGEST, options.quick)]
     rows = []
-    if not options.quick:
-        columns = {**same, "configuration": f"{_MODEL[0]} tensors of {_MODEL[1]:,} elements"}
-        rows += compare(_make_cases(*_MODEL), options.rounds, least_bytes=0, **columns)
-    for count in doublings(_MOST_TENSORS, options.quick):
-        columns = {**same, "configuration": f"of {_SMALL} elements each", "variable": "tensors", "size": count}
-        rows += compare(_make_cases(count, _SMALL), options.rounds, least_bytes=0, **columns)
-    for size in doublings(_LARGEST, options.quick):
-        columns = {**same, "configuration": f"each, {_FEW} tensors", "variable": "elements", "size": size}
-        rows += compare(_make_cases(_FEW, size), options.rounds, least_bytes=0, **columns)
+    for count, size, columns in counts:
+        rows += compare(_make_cases(count, size), options.rounds, least_bytes=0, operator="ema_adam", **columns)
+    same = {"operator": "ema_adam", "device": "cpu", "dtype": "float32"}
     if not is_installed("timm"):
         rows.append(absent(_TIMM, "timm is not installed", **same))
     rows.append(absent("apex FusedAdam", "its kernels need CUDA", **same))
@@ -147,6 +148,4 @@ if __name__ == "__main__":
     made = parser(__doc__)
     made.add_argument("--npu", action="store_true", help="a step on an NPU, or on the host NPU")
     options = made.parse_args()
-    if options.npu and not hasattr(torch, "npu"):
-        host_npu.enable()
     run("ema_adam_npu" if options.npu else "ema_adam", _measure_on_npu if options.npu else measure, options, rounds=50)

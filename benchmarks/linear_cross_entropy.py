@@ -20,11 +20,10 @@ from collections.abc import Mapping
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops.functional import linear_cross_entropy
 
-import host_npu
 import torch
 
-from benchmarks._harness import OURS, Call, absent, compare, doublings, forward_and_backward, parser, run
-from benchmarks._launches import count_launches
+from benchmarks._harness import OURS, Call, absent, compare, forward_and_backward, parser, run, shapes, use_npu
+from benchmarks._launches import compare_on_npu
 from benchmarks._linear_cross_entropy_cases import (
     LIGER,
     NAIVE,
@@ -41,12 +40,11 @@ from benchmarks._linear_cross_entropy_cases import (
 from benchmarks._results import Row, has_bfloat16_instructions
 
 SHAPE, QUICK_SHAPE, _ON_NPU = (2048, 512, 32000), (64, 32, 500), (64, 32, 256)
-_FEATURES, _FEW_FEATURES, _FEW_ROWS, _FEW_CLASSES = 256, 32, 1024, 8192
+_FEATURES, _FEW_FEATURES = 256, 32
 _MOST = {"rows": 2048, "classes": 131072}
+_OTHERS = {"rows": 1024, "classes": 8192}
 _IN_TABLE = (NAIVE, TORCHS, LIGER, OURS)
 _COLUMNS = {"operator": "linear_cross_entropy", "device": "cpu"}
-
-Shape = tuple[int, int, int]
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
@@ -59,13 +57,15 @@ def measure(options: argparse.Namespace) -> list[Row]:
         rows.append(absent("bfloat16", "this CPU has no instructions for it", **_COLUMNS))
     if options.table:
         return rows
-    for variable, most in _MOST.items():
-        for size in doublings(most, options.quick):
-            rows += _one_size(variable, size, options)
+    features = _FEW_FEATURES if options.quick else _FEATURES
+    for shape, described in shapes(_MOST, _OTHERS, features, options.quick):
+        tensors = tensors_of(shape, torch.float32)
+        calls = {by: call for by, call in calls_of(tensors, options.quick).items() if by not in NOT_SWEPT}
+        rows += _compared(tensors, calls, options, **described)
     return rows + absences(**_COLUMNS)
 
 
-def _one_problem(shape: Shape, dtype: str, options: argparse.Namespace) -> list[Row]:
+def _one_problem(shape: tuple[int, int, int], dtype: str, options: argparse.Namespace) -> list[Row]:
     tensors = tensors_of(shape, getattr(torch, dtype))
     calls = calls_of(tensors, options.quick)
     if options.table:
@@ -75,16 +75,6 @@ def _one_problem(shape: Shape, dtype: str, options: argparse.Namespace) -> list[
     return [{**row, **errors(call(), truth)} for row, call in zip(rows, calls.values(), strict=True)]
 
 
-def _one_size(variable: str, size: int, options: argparse.Namespace) -> list[Row]:
-    number, classes = (size, _FEW_CLASSES) if variable == "rows" else (_FEW_ROWS, size)
-    features = _FEW_FEATURES if options.quick else _FEATURES
-    tensors = tensors_of((number, features, classes), torch.float32)
-    others = f"{classes} classes" if variable == "rows" else f"{number} rows"
-    described = {"configuration": f"{others}, {features} features", "dtype": "float32"}
-    calls = {by: call for by, call in calls_of(tensors, options.quick).items() if by not in NOT_SWEPT}
-    return _compared(tensors, calls, options, **described, variable=variable, size=size)
-
-
 def _compared(tensors: Tensors, calls: Mapping[str, Call], options: argparse.Namespace, **columns: object) -> list[Row]:
     least_bytes = sum(tensor.nbytes for tensor in tensors[:2])
     return compare(calls, options.rounds, least_bytes=least_bytes, **_COLUMNS, **columns)
@@ -92,6 +82,7 @@ def _compared(tensors: Tensors, calls: Mapping[str, Call], options: argparse.Nam
 
 def _measure_on_npu(options: argparse.Namespace) -> list[Row]:
     """Compare with the operators' entries; the host NPU computes torch's operators on the host, so all wait for it."""
+    use_npu()
     rows, features, classes = _ON_NPU
     input, head = (torch.randn(size, features).bfloat16().npu().requires_grad_() for size in (rows, classes))
     target, grad = torch.randint(classes, (rows,)).npu(), torch.ones(rows).npu()
@@ -113,18 +104,8 @@ def _measure_on_npu(options: argparse.Namespace) -> list[Row]:
         OURS: forward_and_backward(linear_cross_entropy, input, head, target),
         f'{OURS}, reduction="none"': forward_and_backward(linear_cross_entropy, input, head, target, reduction="none"),
     }
-    launches = {by: count_launches(case).total() for by, case in cases.items()}
-    columns = {"operator": "linear_cross_entropy", "device": "npu", "dtype": "bfloat16"}
-    made = compare(
-        cases,
-        options.rounds,
-        torch.npu.synchronize,
-        calls=1,
-        before=torch.npu.synchronize,
-        configuration="x".join(map(str, _ON_NPU)),
-        **columns,
-    )
-    return [{**row, "launches": launches[str(row["by"])]} for row in made]
+    columns = {"operator": "linear_cross_entropy", "dtype": "bfloat16", "configuration": "x".join(map(str, _ON_NPU))}
+    return compare_on_npu(cases, options.rounds, torch.npu.synchronize, **columns)
 
 
 if __name__ == "__main__":
@@ -133,8 +114,6 @@ if __name__ == "__main__":
     arguments.add_argument("--npu", action="store_true", help="a small call on an NPU, or on the host NPU")
     options = arguments.parse_args()
     if options.npu:
-        if not hasattr(torch, "npu"):
-            host_npu.enable()
         run("linear_cross_entropy_npu", _measure_on_npu, options, rounds=200)
     else:
         if not (options.quick or options.table):

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as theirs
 
-from benchmarks._harness import LIMIT, OURS, compare, doublings, parser, run
+from benchmarks._harness import OURS, compare, parser, run, shapes
+from benchmarks._linear_cross_entropy_cases import LIMIT_OF_PRODUCTS, matrix_products
 from benchmarks._results import Row
 
 SHAPE = (1024, 256, 32000)
 QUICK_SHAPE = (64, 32, 500)
 _ROWS_OF_LIGER = 1024
 _MOST = {"rows": 2048, "classes": 32768}
-_FEATURES, _FEW_ROWS, _FEW_CLASSES = 128, 512, 4096
+_OTHERS = {"rows": 512, "classes": 4096}
+_FEATURES = 128
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -76,21 +78,6 @@ class ByChunks(torch.autograd.Function):
         return input_grad * grad_loss, head_grad * grad_loss, None, None
 
 
-def matrix_products(tensors: Tensors) -> Callable[[], None]:
-    """Make the four products that no loss can do without, into memory that is there."""
-    input, head, teacher_input, teacher_head = (tensor.detach() for tensor in tensors)
-    logits = input.new_empty(len(input), len(head))
-    input_grad, head_grad = torch.empty_like(input), torch.empty_like(head)
-
-    def products() -> None:
-        torch.mm(teacher_input, teacher_head.T, out=logits)
-        torch.mm(input, head.T, out=logits)
-        torch.mm(logits, head, out=input_grad)
-        torch.mm(logits.T, input, out=head_grad)
-
-    return products
-
-
 def calls_of(tensors: Tensors) -> dict[str, Callable[[], object]]:
     """Make the calls that are compared, by their names."""
 
@@ -105,31 +92,23 @@ def calls_of(tensors: Tensors) -> dict[str, Callable[[], object]]:
         f"{OURS}, Jensen-Shannon": partial(ours.linear_kl_div, divergence="jensen_shannon"),
     }
     calls = {name: partial(forward_and_backward, function) for name, function in functions.items()}
-    return {**calls, f"{LIMIT}the matrix products alone": matrix_products(tensors)}
+    return {**calls, LIMIT_OF_PRODUCTS: matrix_products(*tensors)}
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Compare for the problem, and for more and more rows and classes."""
-    rows = []
-    columns = {"operator": "linear_kl_div", "device": "cpu"}
+    shape, rows = QUICK_SHAPE if options.quick else SHAPE, []
     for dtype in ("float32", "bfloat16"):
-        shape = QUICK_SHAPE if options.quick else SHAPE
-        described = {"configuration": " x ".join(map(str, shape)), "dtype": dtype}
-        rows += _compared(shape, options, **columns, **described)
-    for variable, most in _MOST.items():
-        for size in doublings(most, options.quick):
-            number, classes = (size, _FEW_CLASSES) if variable == "rows" else (_FEW_ROWS, size)
-            others = f"{classes} classes" if variable == "rows" else f"{number} rows"
-            described = {"configuration": f"{others}, {_FEATURES} features", "dtype": "float32"}
-            shape = (number, _FEATURES, classes)
-            rows += _compared(shape, options, **columns, **described, variable=variable, size=size)
+        rows += _compared(shape, dtype, options, configuration=" x ".join(map(str, shape)))
+    for shape, described in shapes(_MOST, _OTHERS, _FEATURES, options.quick):
+        rows += _compared(shape, "float32", options, **described)
     return rows
 
 
-def _compared(shape: tuple[int, int, int], options: argparse.Namespace, **columns: str | int) -> list[Row]:
-    tensors = tensors_of(shape, getattr(torch, str(columns["dtype"])))
-    least_bytes = sum(tensor.nbytes for tensor in tensors[:2])
-    return compare(calls_of(tensors), options.rounds, least_bytes=least_bytes, **columns)
+def _compared(shape: tuple[int, int, int], dtype: str, options: argparse.Namespace, **columns: object) -> list[Row]:
+    tensors = tensors_of(shape, getattr(torch, dtype))
+    columns |= {"operator": "linear_kl_div", "dtype": dtype, "least_bytes": sum(one.nbytes for one in tensors[:2])}
+    return compare(calls_of(tensors), options.rounds, **columns)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,15 @@ reads them again and writes the gradient.
 
 import inspect
 from argparse import Namespace
+from collections.abc import Callable
 
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops import nn
 
 import torch
+from torch import Tensor
 
-from benchmarks._harness import (
-    LIMIT,
-    OURS,
-    TORCH,
-    compare,
-    copy_of,
-    doublings,
-    forward_and_backward,
-    parser,
-    run,
-    with_compiled,
-)
+from benchmarks._harness import Call, against_torch, forward_and_backward, parser, run
 from benchmarks._results import Row
 
 _ARGUMENTS = ["input", "target"]
@@ -41,28 +32,16 @@ LARGEST = 2**24
 
 def measure(options: Namespace) -> list[Row]:
     """Compare every loss for float32 and bfloat16 vectors."""
+    columns = {"configuration": "forward and backward", "variable": "elements"}
     rows = []
     for name in options.losses:
-        theirs = getattr(torch.nn.functional, name)
-        compiled = with_compiled(theirs, options)
-        for dtype in (torch.float32, torch.bfloat16):
-            for elements in doublings(LARGEST, options.quick):
-                input, target = torch.rand(elements).to(dtype).requires_grad_(), torch.rand(elements).to(dtype)
-                functions = {TORCH: theirs, OURS: getattr(ours, name), **compiled}
-                cases = {by: forward_and_backward(function, input, target) for by, function in functions.items()}
-                cases[f"{LIMIT}copy of as many bytes"] = copy_of(5 * elements * dtype.itemsize)
-                rows += compare(
-                    cases,
-                    options.rounds,
-                    least_bytes=elements * dtype.itemsize,
-                    operator=name,
-                    configuration="forward and backward",
-                    device="cpu",
-                    dtype=str(dtype).removeprefix("torch."),
-                    variable="elements",
-                    size=elements,
-                )
+        rows += against_torch(options, name, LARGEST, _prepare, lambda size: size, lambda size: 5 * size, **columns)
     return rows
+
+
+def _prepare(dtype: torch.dtype, size: int) -> Callable[[Callable[..., Tensor]], Call]:
+    input, target = torch.rand(size).to(dtype).requires_grad_(), torch.rand(size).to(dtype)
+    return lambda function: forward_and_backward(function, input, target)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,6 @@ def measure(options: argparse.Namespace) -> list[Row]:
             least_bytes=0,
             operator="linear_cross_entropy",
             configuration=configuration,
-            device="cpu",
-            dtype="float32",
         )
     return rows
 

@@ -25,7 +25,7 @@ import host_npu
 import torch
 from torch import Tensor
 
-from benchmarks._harness import report_cells, status_bytes
+from benchmarks._harness import report_cells, status_bytes, use_npu
 from benchmarks._results import print_table
 
 SHAPES = tuple(itertools.product((5, 33, 64), (torch.float32, torch.bfloat16)))
@@ -176,6 +176,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.device == "npu" and not hasattr(torch, "npu"):
-        host_npu.enable()
+    use_npu(options.device)
     sys.exit(main(options.device, options.steps))
