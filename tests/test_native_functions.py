@@ -437,6 +437,12 @@ def test_a_class_out_of_range_is_an_error_where_cpp_could_read_it(wrong):
         ours.linear_cross_entropy(_ROWS, _HEAD, torch.tensor([0, 1, wrong]))
 
 
+@pytest.mark.parametrize("wrong", [-0.1, 1.5])
+def test_a_smoothing_out_of_range_is_an_error_where_cpp_could_read_it(wrong):
+    with pytest.raises(RuntimeError, match=f"label_smoothing must be a number from 0 to 1, but it is {wrong}"):
+        ours.linear_cross_entropy(_ROWS, _HEAD, _CLASSES, label_smoothing=wrong)
+
+
 def test_a_function_mode_sees_torchs_functions_of_few_logits(in_cpp):
     seen = []
 
