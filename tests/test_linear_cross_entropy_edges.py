@@ -78,7 +78,7 @@ def test_16_bit_probabilities_are_upcast_chunk_by_chunk(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "sum", lambda self, *args, **kw: (rows_summed.append(self), whole(self, *args, **kw))[1]
     )
-    tiling = losses.tile_rows(losses.Sizes(8, 5, 1, torch.float32, True), chunk_size=2)
+    tiling = losses.tile_rows("linear_cross_entropy", losses.Sizes(8, 5, 1, torch.float32, True), chunk_size=2)
     monkeypatch.setattr(losses, "tile_rows", lambda *_: tiling)
     losses.distribution_sums(torch.rand(8, 5).bfloat16(), None, torch.float32)
     assert [tensor.shape[0] for tensor in rows_summed] == [2] * 4

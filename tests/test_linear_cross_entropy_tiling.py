@@ -17,7 +17,7 @@ import torch
 def test_a_tiling_covers_all_rows_within_max_memory(dtype, rows, classes, features, copies):
     sizes = Sizes(rows, classes, features, dtype, True)
     for options in ({}, {"chunk_size": 3}, {"max_memory": 2**31}):
-        tile = partial(tile_rows, sizes, copies=copies, **options)
+        tile = partial(tile_rows, "linear_cross_entropy", sizes, copies=copies, **options)
         tilings = [tile(with_gradient=True, units=units) for units in (False, dtype == torch.bfloat16)]
         for tiling in (*tilings, tile()):
             assert [row for chunk in tiling.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
@@ -44,7 +44,7 @@ def test_logits_reuse_the_memory_of_the_heads_gradient(features, options, rows_p
     others = rows * classes * 2 + min(2**22 // (features * 4), classes) * features * 4
     if "max_memory" in options:
         options = {"max_memory": others + options["max_memory"] * classes * 4}
-    tiling = tile_rows(sizes, **options, with_gradient=True, units=True)
+    tiling = tile_rows("linear_cross_entropy", sizes, **options, with_gradient=True, units=True)
     assert tiling.keeps_gradients
     assert (tiling.rows_per_chunk, tiling.bytes_held) == (rows_per_chunk, others + held * classes * 4)
 
@@ -55,7 +55,7 @@ def test_logits_reuse_the_memory_of_the_heads_gradient(features, options, rows_p
 @pytest.mark.parametrize("copies", [1, 3])
 def test_the_minimum_memory_named_by_the_error_is_accepted_and_less_is_not(units, rows, features, copies):
     sizes = Sizes(rows, 30_000, features, torch.bfloat16, True)
-    tile = partial(tile_rows, sizes, copies=copies, with_gradient=True, units=units)
+    tile = partial(tile_rows, "linear_cross_entropy", sizes, copies=copies, with_gradient=True, units=units)
     with pytest.raises(ValueError, match="max_memory must be at least") as refused:
         tile(max_memory=1000)
     least = int(str(refused.value).partition("at least ")[2].partition(" ")[0])

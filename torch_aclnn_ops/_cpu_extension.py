@@ -87,7 +87,7 @@ def have_grads(tensors: list[Tensor], grads: list[Tensor]) -> bool:
 
 
 def few_logits(*arguments: Any) -> Tensor | None:
-    """Return the loss of a call of ``linear_cross_entropy`` that csrc/cpu/few_logits.h takes, or ``None``."""
+    """Return the loss of a call of ``linear_cross_entropy`` that csrc/cpu/few_logits.h supports, or ``None``."""
     return _helpers["few_logits"](*arguments) if why_unavailable() is None else None
 
 

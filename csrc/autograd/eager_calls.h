@@ -18,7 +18,7 @@ struct EagerCalls {
     static inline std::bitset<static_cast<size_t>(c10::ScalarType::NumOptions)> dtypes;
 
     template <class... Arguments>
-    static bool takes(const Arguments&... arguments) {
+    static bool include(const Arguments&... arguments) {
         return !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
                !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
                (is_ordinary(arguments) && ...);
@@ -30,10 +30,10 @@ struct EagerCalls {
     static bool is_ordinary(const at::Tensor& tensor) {
         const c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
                                             c10::DispatchKey::Functionalize});
-        const bool is_taken = c10::isFloatingType(tensor.scalar_type())
-                                  ? dtypes[static_cast<size_t>(tensor.scalar_type())] && tensor.dim() <= kMaxRank
-                                  : tensor.dim() < kMaxRank;  // indices, whose rows have one dimension more
-        return is_taken && !tensor.key_set().has_any(wrappers) && !tensor._fw_grad(0).defined();
+        const bool is_supported = c10::isFloatingType(tensor.scalar_type())
+                                      ? dtypes[static_cast<size_t>(tensor.scalar_type())] && tensor.dim() <= kMaxRank
+                                      : tensor.dim() < kMaxRank;  // indices, whose rows have one dimension more
+        return is_supported && !tensor.key_set().has_any(wrappers) && !tensor._fw_grad(0).defined();
     }
     static bool is_ordinary(const std::optional<at::Tensor>& tensor) {
         return !tensor.has_value() || is_ordinary(*tensor);

@@ -25,12 +25,12 @@ struct RegisterFunction {
 
   private:
     static py::object make_entry(const py::object& fallback, const std::vector<c10::ScalarType>& dtypes) {
-        using Taken = EagerCalls<Function>;
-        Taken::dtypes.reset();
+        using Calls = EagerCalls<Function>;
+        Calls::dtypes.reset();
         for (const c10::ScalarType dtype : dtypes) {
-            Taken::dtypes.set(static_cast<size_t>(dtype));
+            Calls::dtypes.set(static_cast<size_t>(dtype));
         }
-        return PythonEntry<Function, decltype(&Function::call), Taken>::make(fallback);
+        return PythonEntry<Function, decltype(&Function::call), Calls>::make(fallback);
     }
 };
 

@@ -95,27 +95,26 @@ PyObject* wrap(std::tuple<Tensors...>&& tensors) {
     return result.release().ptr();
 }
 
-// Supports every call.
-struct Always {
+struct AllCalls {
     template <class... Arguments>
-    static bool takes(const Arguments&...) {
+    static bool include(const Arguments&...) {
         return true;
     }
 };
 
-// Calls that Taken does not support also go to the fallback.
-template <class Callee, class Function, class Taken = Always>
+// Calls that Calls does not include also go to the fallback.
+template <class Callee, class Function, class Calls = AllCalls>
 struct PythonEntry;
 
-template <class Callee, class Result, class... Parameters, class Taken>
-struct PythonEntry<Callee, Result (*)(Parameters...), Taken> {
+template <class Callee, class Result, class... Parameters, class Calls>
+struct PythonEntry<Callee, Result (*)(Parameters...), Calls> {
     // A vectorcall.
     static PyObject* call(PyObject* fallback, PyObject* const* arguments, Py_ssize_t number) {
         HANDLE_TH_ERRORS
         std::tuple<Argument<Parameters>...> values;
         if (number != static_cast<Py_ssize_t>(sizeof...(Parameters)) || at::impl::torch_function_mode_enabled() ||
             !read(arguments, values, std::index_sequence_for<Parameters...>{}) ||
-            !std::apply([](const auto&... value) { return Taken::takes(value.get()...); }, values)) {
+            !std::apply([](const auto&... value) { return Calls::include(value.get()...); }, values)) {
             return PyObject_Vectorcall(fallback, arguments, static_cast<size_t>(number), nullptr);
         }
         return std::apply([](const auto&... value) { return run(value.get()...); }, values);

@@ -21,13 +21,13 @@ c10::DispatchKeySet keys_of(const Argument& argument) {
     }
 }
 
-// Whether a call is dispatched to the CPU kernel after autograd and the keys that are passed.
+// Whether a call is dispatched to the CPU kernel after autograd and the keys that are skipped.
 template <class... Arguments>
-bool reaches_cpu(c10::DispatchKeySet passed, const Arguments&... arguments) {
-    passed = passed | c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-             c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+bool reaches_cpu(c10::DispatchKeySet skipped, const Arguments&... arguments) {
+    skipped = skipped | c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+              c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
     const c10::DispatchKeySet keys = c10::impl::computeDispatchKeySet(
-        (keys_of(arguments) | ...), c10::DispatchKeySet(c10::DispatchKeySet::FULL) - passed);
+        (keys_of(arguments) | ...), c10::DispatchKeySet(c10::DispatchKeySet::FULL) - skipped);
     return keys.highestPriorityTypeId() == c10::DispatchKey::CPU;
 }
 

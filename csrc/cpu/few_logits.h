@@ -24,10 +24,10 @@ struct FewLogits {
 
 // Calls of which torch's functions compute the loss as they stand: float32 rows that all have a class, outside of
 // modes, transforms and autocast. The head is not the result of an operator, as a part of a sharded one would be.
-struct PlainRows {
-    static bool takes(const at::Tensor& input, const at::Tensor& linear_weight,
-                      const std::optional<at::Tensor>& linear_bias, const at::Tensor& target, int64_t /*reduction*/,
-                      int64_t ignore_index, double label_smoothing, int64_t most_logits) {
+struct FewLogitsCalls {
+    static bool include(const at::Tensor& input, const at::Tensor& linear_weight,
+                        const std::optional<at::Tensor>& linear_bias, const at::Tensor& target, int64_t /*reduction*/,
+                        int64_t ignore_index, double label_smoothing, int64_t most_logits) {
         return reaches_cpu({}, input, linear_weight, linear_bias, target) && is_float32(input, 2) &&
                is_float32(linear_weight, 2) && input.size(1) == linear_weight.size(1) && linear_weight.is_leaf() &&
                is_bias(linear_bias, linear_weight.size(0)) && label_smoothing >= 0 && label_smoothing <= 1 &&

@@ -14,8 +14,7 @@
 #include "../autograd/raw_operator.h"
 #include "dispatch.h"
 #include "few_logits.h"
-#include "identity.h"
-#include "placement.h"
+#include "unchanged.h"
 
 namespace torch_aclnn_ops {
 namespace {
@@ -23,7 +22,7 @@ namespace {
 // Whether a call would be dispatched to the CPU kernel directly, apart from autograd and autocast, which are no-ops
 // here.
 template <class... Arguments>
-bool is_plain(const Arguments&... arguments) {
+bool reaches_cpu_directly(const Arguments&... arguments) {
     const bool grad_mode = c10::GradMode::is_enabled();
     return reaches_cpu(c10::autocast_dispatch_keyset, arguments...) && !(needs_derivative(arguments, grad_mode) || ...);
 }
@@ -35,8 +34,9 @@ struct CpuKernel;
 template <class Operator, class Result, class... Parameters>
 struct CpuKernel<Operator, Result (*)(Parameters...)> {
     static Result call(Parameters... arguments) {
-        return is_plain(arguments...) ? Operator::run(arguments...)
-                                      : RawOperator<Operator, Result (*)(Parameters...)>::call(arguments...);
+        return reaches_cpu_directly(arguments...)
+                   ? Operator::run(arguments...)
+                   : RawOperator<Operator, Result (*)(Parameters...)>::call(arguments...);
     }
 };
 
@@ -94,7 +94,7 @@ PYBIND11_MODULE(_cpu, module) {
     module.def("holds", &holds);
     module.def("have_items", &have_items);
     module.def("have_grads", &have_grads);
-    module.attr("few_logits") = PythonEntry<FewLogits, decltype(&FewLogits::call), PlainRows>::make(
+    module.attr("few_logits") = PythonEntry<FewLogits, decltype(&FewLogits::call), FewLogitsCalls>::make(
         py::cpp_function([](const py::args&) { return py::none(); }));
 }
 

@@ -47,7 +47,7 @@ def cross_entropy(
     sizes = Sizes(len(target), head.shape[0], head.shape[1], head.dtype, head.is_cpu)
     if chunk_size == "auto":
         chunk_size, max_memory = None, max_memory or max(LOGITS_BYTES, head.nbytes // 2)
-    chunks = tile_rows(sizes, chunk_size, max_memory, _COPIES).chunks()
+    chunks = tile_rows("linear_cross_entropy", sizes, chunk_size, max_memory, _COPIES).chunks()
     options_of_rows: dict[str, Any] = {
         "weight": weight,
         "ignore_index": ignore_index,

@@ -12,7 +12,7 @@ from torch import Tensor
 def check_token_weight(function: str, token_weight: object, target_shape: tuple[int, ...], input: Tensor) -> None:
     """Check that token_weight is a floating-point tensor of the target's shape."""
     if not isinstance(token_weight, Tensor):
-        raise TypeError(f"{function}: token_weight must be a Tensor or None, but it is {token_weight!r}")
+        raise TypeError(f"{function}: token_weight must be a Tensor or None, but it is {describe(token_weight)}")
     if not token_weight.is_floating_point():
         raise TypeError(f"{function}: token_weight must have a floating-point dtype, but it has {token_weight.dtype}")
     if token_weight.shape != target_shape:

@@ -29,7 +29,7 @@ from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply, in_forward_ad, is_legacy_batchedtensor
-from torch_aclnn_ops.functional._head.loss import STUDENT, HeadLoss
+from torch_aclnn_ops.functional._head.loss import HEAD_TENSORS, HeadLoss
 from torch_aclnn_ops.functional._head.operator import HeadOperator
 from torch_aclnn_ops.ops._head.chunks import Results
 
@@ -56,7 +56,7 @@ class Engine:
             return _by_formula(self._loss, call)
         if torch.compiler.is_compiling():
             return self._operator.rows(call)
-        results: Results = _apply(*call[:STUDENT], self._loss, call, None)
+        results: Results = _apply(*call[:HEAD_TENSORS], self._loss, call, None)
         return results
 
     def weighted_sum(self, call: Any, factors: Sequence[Tensor | None]) -> Results:
@@ -66,7 +66,7 @@ class Engine:
         """
         if torch.compiler.is_compiling():
             return self._operator.total(call, factors)
-        results: Results = _apply(*call[:STUDENT], self._loss, call, factors)
+        results: Results = _apply(*call[:HEAD_TENSORS], self._loss, call, factors)
         return results
 
     def needs_formula(self, call: Any, *others: Tensor | None) -> bool:
@@ -76,8 +76,8 @@ class Engine:
             call: The arguments of the loss.
             *others: Tensors with which the results are multiplied.
         """
-        tensors = (*call[:STUDENT], *self._loss.tensors(call))
-        if in_functorch_transform() or any_differentiated(tensors[STUDENT:]):
+        tensors = (*call[:HEAD_TENSORS], *self._loss.tensors(call))
+        if in_functorch_transform() or any_differentiated(tensors[HEAD_TENSORS:]):
             return True
         if torch.compiler.is_compiling():
             return False
@@ -102,10 +102,10 @@ def _by_formula(loss: HeadLoss, call: Any, in_backward: bool = False) -> Results
     compiled code.
     """
     loss.check_formula(call, in_backward)
-    input, weight, bias = call[:STUDENT]
+    input, weight, bias = call[:HEAD_TENSORS]
     # Upcast once, so that the sums of their gradients over the chunks are rounded to 16 bits once, at the end.
-    student = input, widen(weight), None if bias is None else widen(bias)
-    call = loss.replace(call, student, loss.tensors(call))
+    of_head = input, widen(weight), None if bias is None else widen(bias)
+    call = loss.replace(call, of_head, loss.tensors(call))
     is_symbolic = not torch.compiler.is_compiling() and type(input.shape[0]) is not int
     chunks = [slice(None)] if is_symbolic or is_jit_tracing() else loss.chunks(call)
     if len(chunks) == 1:
@@ -140,10 +140,11 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        loss, made, needed = ctx.loss, ctx.gradients, ctx.needs_input_grad[:STUDENT]
+        loss, made, needed = ctx.loss, ctx.gradients, ctx.needs_input_grad[:HEAD_TENSORS]
         ctx.gradients = None
         if torch.is_grad_enabled() or (not ctx.has_factors and any(map(_is_transformed, grads))):
-            made = _differentiable_gradients(loss, *_saved(ctx), needed, grads)
+            call, _, factors = _saved(ctx)
+            made = _differentiable_gradients(loss, call, factors, needed, grads)
         elif not ctx.has_factors:
             call, results, _ = _saved(ctx)
             again = loss.backward_call(call, results)
@@ -186,25 +187,24 @@ def _save(ctx: Any, loss: HeadLoss, call: Any, results: Results, factors: Sequen
     ctx.inference = [one if one is not None and one.is_inference() else None for one in tensors]
     savable = [one if kept is None else None for one, kept in zip(tensors, ctx.inference, strict=True)]
     ctx.loss, ctx.has_factors = loss, factors is not None
-    ctx.dtypes = [None if one is None else one.dtype for one in call[:STUDENT]]
-    ctx.call = loss.replace(call, (None,) * STUDENT, (None,) * len(tensors))
-    ctx.save_for_backward(*call[:STUDENT], *savable, *(results if factors is None else factors))
+    ctx.dtypes = [None if one is None else one.dtype for one in call[:HEAD_TENSORS]]
+    ctx.call = loss.replace(call, (None,) * HEAD_TENSORS, (None,) * len(tensors))
+    ctx.save_for_backward(*call[:HEAD_TENSORS], *savable, *(results if factors is None else factors))
 
 
 def _saved(ctx: Any) -> tuple[Any, Results, Sequence[Tensor | None] | None]:
     """Return the call with its tensors, its results if it has no factors, and the factors."""
     saved = ctx.saved_tensors
-    end = STUDENT + len(ctx.inference)
-    pairs = zip(saved[STUDENT:end], ctx.inference, strict=True)
+    end = HEAD_TENSORS + len(ctx.inference)
+    pairs = zip(saved[HEAD_TENSORS:end], ctx.inference, strict=True)
     tensors = [one if kept is None else kept for one, kept in pairs]
-    call = ctx.loss.replace(ctx.call, saved[:STUDENT], tensors)
+    call = ctx.loss.replace(ctx.call, saved[:HEAD_TENSORS], tensors)
     return call, () if ctx.has_factors else saved[end:], saved[end:] if ctx.has_factors else None
 
 
 def _differentiable_gradients(
     loss: HeadLoss,
     call: Any,
-    _: Results,
     factors: Sequence[Tensor | None] | None,
     needed: Sequence[bool],
     grads: Sequence[Tensor],
@@ -213,10 +213,10 @@ def _differentiable_gradients(
     positions = [i for i, is_needed in enumerate(needed) if is_needed]
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
-        student = list(call[:STUDENT])
+        of_head = list(call[:HEAD_TENSORS])
         for position, value in zip(positions, values, strict=True):
-            student[position] = value
-        results = _by_formula(loss, loss.replace(call, student, loss.tensors(call)), in_backward=True)
+            of_head[position] = value
+        results = _by_formula(loss, loss.replace(call, of_head, loss.tensors(call)), in_backward=True)
         if factors is not None:
             return (loss.total(call, results, factors),)
         return tuple(results[i] for i in loss.differentiable(call))

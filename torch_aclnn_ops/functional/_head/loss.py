@@ -9,7 +9,7 @@ from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
 
 from torch import Tensor
 
-STUDENT = 3  # input, weight and bias of the head, by which the kernels differentiate
+HEAD_TENSORS = 3  # input, weight and bias of the head: a call's first fields, by which the kernels differentiate
 _SCHEMAS = {Tensor: "Tensor", bool: "bool", int: "SymInt", float: "float", str: "str", tuple: "bool[]"}
 
 
@@ -35,11 +35,9 @@ class HeadLoss:
         self._sent = [place for place, field in enumerate(names) if field not in unread]
         schemas = [_schema_of(types[names[place]]) for place in self._sent]
         pairs = list(zip(self._sent, schemas, strict=True))
-        self._tensors = [place for place, schema in pairs[STUDENT:] if schema.startswith("Tensor")]
+        self._tensors = [place for place, schema in pairs[HEAD_TENSORS:] if schema.startswith("Tensor")]
         self._of_rows = [names.index(field) for field in of_rows]
-        self._make = call._make
-        self._absent = [call._field_defaults.get(field) for field in names]
-        self._gradients = names.index("gradients")
+        self._call = call
         #: The arguments that a call is flattened to for ``torch.compile``.
         self.schema = ", ".join(f"{schema} {names[i]}" for i, schema in pairs)
 
@@ -91,19 +89,19 @@ class HeadLoss:
         """Return the tensors of a call that kernels read, but the first three."""
         return [call[place] for place in self._tensors]
 
-    def replace(self, call: Any, student: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> Any:
+    def replace(self, call: Any, of_head: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> Any:
         """Return the call with other tensors."""
         values = list(call)
-        for place, tensor in zip((*range(STUDENT), *self._tensors), (*student, *tensors), strict=True):
+        for place, tensor in zip((*range(HEAD_TENSORS), *self._tensors), (*of_head, *tensors), strict=True):
             values[place] = tensor
-        return self._make(values)
+        return self._call._make(values)
 
     def rows_of(self, call: Any, rows: slice) -> Any:
         """Return the call for a range of rows."""
         values = list(call)
         for place in (0, *self._of_rows):
             values[place] = None if call[place] is None else call[place][rows]
-        return self._make(values)
+        return self._call._make(values)
 
     def flatten(self, call: Any) -> tuple[Any, ...]:
         """Return the arguments of the schema."""
@@ -111,11 +109,8 @@ class HeadLoss:
 
     def unflatten(self, arguments: Sequence[Any]) -> Any:
         """Undo :meth:`flatten`."""
-        values = list(self._absent)
-        for place, argument in zip(self._sent, arguments, strict=True):
-            values[place] = argument
-        values[self._gradients] = tuple(values[self._gradients])
-        return self._make(values)
+        call = self._call(**{self._call._fields[i]: one for i, one in zip(self._sent, arguments, strict=True)})
+        return call._replace(gradients=tuple(call.gradients))
 
 
 def _schema_of(annotation: Any) -> str:

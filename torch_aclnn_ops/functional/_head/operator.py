@@ -7,7 +7,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
 from torch_aclnn_ops._numerics import accumulation_dtype
-from torch_aclnn_ops.functional._head.loss import STUDENT, HeadLoss
+from torch_aclnn_ops.functional._head.loss import HEAD_TENSORS, HeadLoss
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ class HeadOperator:
             factors = self._loss.factors_of(call, grads)
             made = self._operator(*self._loss.flatten(again), *factors)[1 : 1 + sum(ctx.needed)]
         found = [gradient.to(dtype) for gradient, dtype in zip(made, ctx.dtypes, strict=True)]
-        return *scatter(ctx.needed, found), *(None,) * (ctx.number - STUDENT)
+        return *scatter(ctx.needed, found), *(None,) * (ctx.number - HEAD_TENSORS)
 
 
 def _held_dtype(input: Tensor) -> torch.dtype:

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from torch_aclnn_ops import _extension
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.distributed import dtensor_of_local
 from torch_aclnn_ops.functional._head.agreement import check_messages
 from torch_aclnn_ops.functional._head.collectives import Members, gather_constant
@@ -73,9 +74,11 @@ def shards_of(
     if process_group is None:
         raise ValueError(f"{function}: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}")
     if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
+        is_tensor = isinstance(linear_weight, Tensor)
+        described = f"has shape {list(linear_weight.shape)}" if is_tensor else f"is {describe(linear_weight)}"
         raise TypeError(
             f"{function}: linear_weight must be a Tensor of shape (rows of this rank, H) if process_group"
-            f" is given, but it is {linear_weight!r}"
+            f" is given, but it {described}"
         )
     members, local_rows = Members.of(function, process_group), linear_weight.shape[0]
     if vocab_sizes is None:

@@ -16,7 +16,7 @@ from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import labels_to_rows
 from torch_aclnn_ops.functional._head.shards import shards_of
-from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits, plain_loss
+from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_in_cpp, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
@@ -37,7 +37,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.sharded_head import (
     check_has_all_classes,
     local_arguments,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import are_plain, is_left_to_torch
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import any_subclass, is_left_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Options
 
@@ -152,14 +152,28 @@ def linear_cross_entropy(
     if not isinstance(chunk_size, str) or chunk_size != "auto" or max_memory is not None or options is not None:
         rows, max_memory = checked_chunks(chunk_size, max_memory, options)
     call = Call(
-        *(input, linear_weight, linear_bias, target, weight, token_weight, reduction, ignore_index, label_smoothing),
-        *(softcap, lse_square_scale, temperature, zero_if_all_ignored, outputs, rows, max_memory),
+        input=input,
+        linear_weight=linear_weight,
+        linear_bias=linear_bias,
+        target=target,
+        weight=weight,
+        token_weight=token_weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        lse_square_scale=lse_square_scale,
+        temperature=temperature,
+        zero_if_all_ignored=zero_if_all_ignored,
+        outputs=outputs,
+        chunk_size=rows,
+        max_memory=max_memory,
     )
     if shift is False and process_group is None and vocab_sizes is None and reduce_input_grad is True:
-        loss = plain_loss(call)
+        loss = loss_in_cpp(call)
         if loss is not None:
             return loss
-    if not are_plain(*call[:6]):
+    if any_subclass(call[:6]):
         call, process_group, vocab_sizes = local_arguments(call, process_group, vocab_sizes, reduce_input_grad)
     shards = None
     if process_group is not None or vocab_sizes is not None:

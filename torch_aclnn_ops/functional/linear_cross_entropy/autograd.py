@@ -66,7 +66,9 @@ def statistics(call: Call) -> Statistics:
     Returns:
         The needed statistics in float32, or float64 for float64 inputs.
     """
-    return call.name(ENGINE.rows(_with_kernels(call)))
+    if call.kernels is None and not torch.compiler.is_compiling():  # which apply to the gradients, too
+        call = call._replace(kernels=choose_kernels(call))
+    return call.name(ENGINE.rows(call))
 
 
 def loss(call: Call, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
@@ -75,12 +77,5 @@ def loss(call: Call, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]
     The first backward pass consumes the gradients; a second one, or double backward, recomputes the logits. Also
     returns the predicted tokens if they are needed.
     """
-    value, *tokens = ENGINE.weighted_sum(_with_kernels(call), coefficients)
+    value, *tokens = ENGINE.weighted_sum(call, coefficients)
     return value, tokens[0] if tokens else None
-
-
-def _with_kernels(call: Call) -> Call:
-    """Choose the kernels, which apply to the gradients too; compiled code chooses them when it runs."""
-    if torch.compiler.is_compiling() or call.kernels is not None:
-        return call
-    return call._replace(kernels=choose_kernels(call))

@@ -23,7 +23,7 @@ from torch import Tensor
 _FLOATS_OF_LOGIT = 3
 
 
-def plain_loss(call: Call) -> Tensor | None:
+def loss_in_cpp(call: Call) -> Tensor | None:
     """Return the loss of few float32 logits on the CPU if C++ finds nothing unusual in the arguments, else ``None``.
 
     It computes what :func:`loss_of_few_logits` does, and costs a tenth of that on top of torch's functions.

@@ -56,6 +56,8 @@ def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool
     if call.max_memory is not None and not torch.compiler.is_compiling():
         # That of the largest shard, so that no rank raises alone while others wait in a collective.
         call.tile_rows(classes=None if shards is None else max(shards.sizes))
+    if call.linear_weight.dim() == 2 and not torch.compiler.is_compiling():  # compiled code chooses when it runs
+        call = call._replace(kernels=choose_kernels(call))
     implementation = _choose(call, shards)
     if shards is None:
         return implementation(call, None)
@@ -112,7 +114,7 @@ def _choose(call: Call, shards: VocabularyShards | None) -> Callable[[Call, Shar
     """Choose the implementation of a call."""
     if call.linear_weight.dim() > 2 or autograd.ENGINE.needs_formula(call, call.token_weight):
         return loss_of_statistics
-    is_fused = choose_kernels(call).why_not_fused is None
+    is_fused = (call.kernels or choose_kernels(call)).why_not_fused is None
     if is_fused and _can_fuse_loss(call, shards):
         return fused_loss
     if shards is None and not is_fused and _can_compute_gradients(call):

@@ -10,7 +10,7 @@ from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
 from torch_aclnn_ops.functional._head.arguments import rows_to_labels
 from torch_aclnn_ops.ops._head.tiling import Sizes, tile_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
+from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
     IGNORED,
     Coefficients,
@@ -166,7 +166,7 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 
     if torch.compiler.is_compiling() or is_jit_tracing():
         return sums(target)
-    tiling = tile_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu))
+    tiling = tile_rows(NAME, Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu))
     return torch.cat([sums(rows) for rows in target.split(tiling.rows_per_chunk)])
 
 

@@ -23,12 +23,11 @@ from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
     is_left_to_torch,
     tensors_of,
 )
-from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call, check_numbers
+from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, NUMBERS, Call, check_numbers
 
 import torch
 from torch import Tensor
 
-_NAME = "linear_cross_entropy"
 REDUCTIONS = ("none", "mean", "sum")
 _TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight")
 _OPTIONAL = ("linear_bias", "weight")
@@ -54,7 +53,7 @@ def check_arguments(call: Call, classes: int | None = None) -> None:
     broken = _tensors(call) or _products(call) or _options(call, classes) or _targets(call, classes)
     if broken is not None:
         name, accepted, found, error = broken
-        raise error(f"{_NAME}: {name} must {accepted}, but it {found}")
+        raise error(f"{NAME}: {name} must {accepted}, but it {found}")
 
 
 def _tensors(call: Call) -> _Broken:
@@ -162,8 +161,8 @@ def check_own_options(call: Call) -> Call:
     """Return the call with the options that PyTorch's function lacks as Python's numbers, after checking them."""
     if has_default_options(call):
         return call
-    numbers = check_numbers(_NAME, **{name: getattr(call, name) for name in NUMBERS})
-    check_bool(_NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
+    numbers = check_numbers(NAME, **{name: getattr(call, name) for name in NUMBERS})
+    check_bool(NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
     return call._replace(**numbers, outputs=_checked_outputs(call.outputs))
 
 
@@ -173,23 +172,23 @@ def checked_chunks(
     """Return the rows of a chunk and the bytes of memory that are given, after checking them."""
     if options is not None:
         _check_torch_options(options)
-    return check_memory(_NAME, chunk_size, max_memory, None if options is None else options.batch_chunk_size)
+    return check_memory(NAME, chunk_size, max_memory, None if options is None else options.batch_chunk_size)
 
 
 def checked_shift(shift: object, call: Call) -> int:
     """Accept a number of places that is at most the length of a sequence, where labels can be shifted."""
     target: object = call.target
-    places = check_shift(_NAME, shift, target if isinstance(target, Tensor) else None)
+    places = check_shift(NAME, shift, target if isinstance(target, Tensor) else None)
     if places == 0 or not isinstance(target, Tensor):  # which torch refuses
         return 0
     if target.is_floating_point():
         raise ValueError(
-            f"{_NAME}: shift must be 0 with probabilities as target, because only class indices can mark"
+            f"{NAME}: shift must be 0 with probabilities as target, because only class indices can mark"
             f" the rows without a label as ignored, but it is {shift}"
         )
     if call.linear_weight.dim() > 2:
         raise ValueError(
-            f"{_NAME}: shift must be 0 with a linear_weight of shape (C, d_1, ..., d_K, H), but it is {shift}"
+            f"{NAME}: shift must be 0 with a linear_weight of shape (C, d_1, ..., d_K, H), but it is {shift}"
         )
     return places
 
@@ -197,19 +196,19 @@ def checked_shift(shift: object, call: Call) -> int:
 def _check_torch_options(options: object) -> None:
     if LinearCrossEntropyOptions is None:
         raise TypeError(
-            f"{_NAME}: options={options!r} requires torch 2.13 or newer, but torch is {torch.__version__}; pass"
+            f"{NAME}: options={options!r} requires torch 2.13 or newer, but torch is {torch.__version__}; pass"
             " chunk_size instead"
         )
     if not isinstance(options, LinearCrossEntropyOptions):
-        raise TypeError(f"{_NAME}: options must be None or a LinearCrossEntropyOptions, but it is {options!r}")
+        raise TypeError(f"{NAME}: options must be None or a LinearCrossEntropyOptions, but it is {options!r}")
 
 
 def _checked_outputs(outputs: Collection[str]) -> tuple[str, ...]:
     if isinstance(outputs, str) or not isinstance(outputs, Collection):
-        raise TypeError(f"{_NAME}: outputs must be a tuple of names, but it is {outputs!r}")
+        raise TypeError(f"{NAME}: outputs must be a tuple of names, but it is {outputs!r}")
     for name in outputs:
         if name not in _OUTPUTS:
-            raise ValueError(f"{_NAME}: outputs must be among {', '.join(_OUTPUTS)}, but one is {name!r}")
+            raise ValueError(f"{NAME}: outputs must be among {', '.join(_OUTPUTS)}, but one is {name!r}")
     return tuple(outputs)
 
 
@@ -231,7 +230,7 @@ def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None"
         tensors = [one for one in tensors_of(call) if isinstance(one, Tensor)]
         described = "; ".join(f"{type(one).__name__} of {one.dtype}, {one.layout}" for one in tensors)
         raise TypeError(
-            f"{_NAME}: {name} must not be given with arguments that are left to torch's function: tensor subclasses,"
+            f"{NAME}: {name} must not be given with arguments that are left to torch's function: tensor subclasses,"
             " sparse tensors, heads of no positions, one row with a target of shape (1,), and probabilities with class"
             f" weights of another dtype; they are {described}"
         )

@@ -1,5 +1,7 @@
 """The arguments of PyTorch's function of the same name: which are left to it, and the call of that function."""
 
+from collections.abc import Sequence
+
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat import public
@@ -17,15 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
+_TENSOR_TYPES = (Tensor, Parameter, Buffer, type(None))
 
 
-def are_plain(*tensors: object) -> bool:
-    """Return whether no argument is an instance of a tensor subclass."""
-    for tensor in tensors:  # faster than all()
-        if type(tensor) not in _PLAIN_TYPES:
-            return False
-    return True
+def any_subclass(tensors: Sequence[object]) -> bool:
+    """Return whether an argument is neither None nor a tensor, or is of a subclass of tensors."""
+    for tensor in tensors:  # faster than any()
+        if type(tensor) not in _TENSOR_TYPES:
+            return True
+    return False
 
 
 def tensors_of(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -47,7 +49,7 @@ def is_left_to_torch(call: Call) -> bool:
     """
     are_tensors = True
     for tensor in tensors_of(call):
-        if type(tensor) not in _PLAIN_TYPES and _overrides(tensor):
+        if type(tensor) not in _TENSOR_TYPES and _overrides(tensor):
             return True
         if isinstance(tensor, Tensor):
             if tensor.layout is not torch.strided:

@@ -122,9 +122,9 @@ class SharedVocabulary:
         # In place: shard r has exp(m_r - m) of its sum, and its target's logit is m_r - m lower.
         maxima, sums, predicted, is_here = gathered.unbind(1)
         logits_max = maxima.amax(0)
-        shift = maxima.sub_(logits_max)
-        predicted.addcmul_(is_here, shift)
-        sums.mul_(shift.exp())
+        offset = maxima.sub_(logits_max)
+        predicted.addcmul_(is_here, offset)
+        sums.mul_(offset.exp())
         sum_exp_logits, predicted, has_class = gathered[:, 1:].sum(0).unbind()
         return reduced._replace(
             logits_max=logits_max,

@@ -146,9 +146,23 @@ def linear_kl_div(
         linear_weight, linear_bias, teacher_weight, teacher_bias = arguments.first_classes(vocab_size, 0, *heads)
         teacher_log_probs, teacher_probs = arguments.first_classes(vocab_size, -1, teacher_log_probs, teacher_probs)
     call = Call(
-        *(input, linear_weight, linear_bias, target, teacher_input, teacher_weight, teacher_bias, None, None, True),
-        *(divergence, beta, hard, temperature, rows, bytes_held, ignore_index),
-        *(token_weight, reduction, zero_if_all_ignored),
+        input=input,
+        linear_weight=linear_weight,
+        linear_bias=linear_bias,
+        target=target,
+        teacher_input=teacher_input,
+        teacher_weight=teacher_weight,
+        teacher_bias=teacher_bias,
+        divergence=divergence,
+        beta=beta,
+        hard_weight=hard,
+        temperature=temperature,
+        chunk_size=rows,
+        max_memory=bytes_held,
+        ignore_index=ignore_index,
+        token_weight=token_weight,
+        reduction=reduction,
+        zero_if_all_ignored=zero_if_all_ignored,
         reduce_input_grad=reduce_input_grad,
     )
     call = arguments.with_teacher(call, teacher_log_probs, teacher_probs, teacher_top_k)

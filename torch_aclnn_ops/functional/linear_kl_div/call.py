@@ -31,15 +31,15 @@ class Call(NamedTuple):
     teacher_input: Tensor | None  # shape (N, H_t)
     teacher_weight: Tensor | None  # shape (V, H_t)
     teacher_bias: Tensor | None  # shape (V,)
-    teacher_values: Tensor | None  # shape (N, V), or (N, k) with indices
-    teacher_indices: Tensor | None  # shape (N, k)
-    is_log: bool
-    divergence: Divergence
-    beta: float  # the teacher's weight in the Jensen-Shannon divergence
-    hard_weight: float  # factor of the cross entropy of the labels, which is added
-    temperature: float
-    chunk_size: int | None
-    max_memory: int | None
+    teacher_values: Tensor | None = None  # shape (N, V), or (N, k) with indices
+    teacher_indices: Tensor | None = None  # shape (N, k)
+    is_log: bool = True
+    divergence: Divergence = "forward_kl"
+    beta: float = 0.5  # the teacher's weight in the Jensen-Shannon divergence
+    hard_weight: float = 0.0  # factor of the cross entropy of the labels, which is added
+    temperature: float = 1.0
+    chunk_size: int | None = None
+    max_memory: int | None = None
     ignore_index: int = -100
     token_weight: Tensor | None = None  # shape of the rows
     reduction: str = "mean"
@@ -86,7 +86,7 @@ class Call(NamedTuple):
         beside = 0
         if teacher is not None:
             sizes = Sizes(rows, classes, teacher.shape[1], teacher.dtype, weight.is_cpu)
-            block = tiling.tile_rows(sizes).classes_per_block
+            block = tiling.tile_rows(NAME, sizes).classes_per_block
             beside = block * teacher.shape[1] * sizes.wide_itemsize if sizes.is_widened else 0
         copies = 1 if self.teacher_indices is not None else 2
         if weight.is_cpu and self.shards is None:
@@ -97,14 +97,14 @@ class Call(NamedTuple):
         is_alone = self.shards is None
         with_gradient = self.gradients[1] if is_alone else True
         units = is_alone and has_bfloat16_units(weight)
-        return tiling.tile_rows(sizes, self.chunk_size, self.max_memory, copies, with_gradient, units, NAME)
+        return tiling.tile_rows(NAME, sizes, self.chunk_size, self.max_memory, copies, with_gradient, units)
 
     def tile_teacher(self, cut: Tiling) -> Tiling:
         """Return the chunks of the teacher's head."""
         weight = self.teacher_weight
         assert weight is not None
         sizes = Sizes(cut.rows, weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
-        return replace(cut, classes_per_block=tiling.tile_rows(sizes).classes_per_block)
+        return replace(cut, classes_per_block=tiling.tile_rows(NAME, sizes).classes_per_block)
 
     def rows_of_block(self, rows: int, classes: int) -> int:
         """Return how many rows of a chunk are reduced at once.

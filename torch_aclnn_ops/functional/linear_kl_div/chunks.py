@@ -66,13 +66,13 @@ class _Kernel:
             found = [_log_softmax(logits) for logits in given]
         else:
             found = given
-            shifts = torch.stack([_subtract_largest(logits).to(student.dtype) for logits in given])
+            offsets = torch.stack([_subtract_largest(logits).to(student.dtype) for logits in given])
             log_sums = torch.stack([logits.logsumexp(1).to(student.dtype) for logits in given])
-            gathered = gather_constant(torch.stack([shifts, log_sums]), self.call.shards.members)
-            # The shift of a process without classes, whose sum is 0, does not count.
+            gathered = gather_constant(torch.stack([offsets, log_sums]), self.call.shards.members)
+            # The offset of a process without classes, whose sum is 0, does not count.
             largest = gathered[:, 0].masked_fill(gathered[:, 1] == -math.inf, -math.inf).amax(0)
             total = (gathered[:, 1] + (gathered[:, 0] - largest)).logsumexp(0)
-            for logits, log_sum in zip(given, (largest - shifts) + total, strict=True):
+            for logits, log_sum in zip(given, (largest - offsets) + total, strict=True):
                 logits.sub_(log_sum.unsqueeze(1))
         return found[0], found[1] if len(found) > 1 else None
 
@@ -168,11 +168,11 @@ class _Kernel:
         # The softmax over the other classes, whose share of the probability may be too small to divide by; at most 1 at
         # the top-k classes, whose gradient then replaces it.
         rest, total = few[:, -1:], slopes.sum(1, keepdim=True)
-        shift = rest.masked_fill(rest == -math.inf, 0)
+        offset = rest.masked_fill(rest == -math.inf, 0)
         factor = torch.where(rest == -math.inf, 0, slopes[:, -1:]) - rest.exp() * total
-        at_others = (few[:, :-1] - shift).clamp(max=0).exp() * factor
+        at_others = (few[:, :-1] - offset).clamp(max=0).exp() * factor
         at_classes = (slopes[:, :-1] - few[:, :-1].exp() * total - at_others).masked_fill(~places.is_here, 0)
-        torch.sub(student, shift, out=gradient).clamp_(max=0).exp_().mul_(factor)
+        torch.sub(student, offset, out=gradient).clamp_(max=0).exp_().mul_(factor)
         gradient.scatter_add_(1, places.columns, at_classes).mul_(factors.unsqueeze(1))
         return losses
 

@@ -123,24 +123,24 @@ class _Costs:
 
 
 def tile_rows(
+    function: str,
     sizes: Sizes,
     chunk_size: int | None = None,
     max_memory: int | None = None,
     copies: int = 1,
     with_gradient: bool = False,
     units: bool = False,
-    function: str = "linear_cross_entropy",
 ) -> Tiling:
     """Choose chunks of rows.
 
     Args:
+        function: The public function, for errors.
         sizes: The sizes of the call.
         chunk_size: The number of rows whose logits are materialized at a time, if it is given.
         max_memory: Bytes that may be allocated besides arguments and results, if ``chunk_size`` is not given.
         copies: Number of tensors of the logits' size that are alive at the same time.
         with_gradient: Whether the gradient of the head is needed.
         units: Whether the device has native matrix instructions for the head's dtype.
-        function: The public function, for errors.
     """
     rows, classes = sizes.rows, sizes.classes
     block = _classes_per_block(sizes)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+NAME = "linear_cross_entropy"
+
 
 class Options(TypedDict, total=False):
     """The keyword arguments but ``outputs``, which decides about the type of the result."""
@@ -117,7 +119,9 @@ class Call(NamedTuple):
         # Tensors of the logits' size that are alive at the same time.
         copies = 1 + (self.softcap is not None) + self.entropy + 2 * self.target.is_floating_point()
         tile_rows = tiling.tile_rows if torch.compiler.is_compiling() else tiling.tile_rows_cached
-        return tile_rows(sizes, self.chunk_size, self.max_memory, copies, with_gradients and self.gradients[1], units)
+        with_gradient = with_gradients and self.gradients[1]
+        limits = self.chunk_size, self.max_memory
+        return tile_rows(NAME, sizes, *limits, copies, with_gradient, units)
 
     def empty_statistics(self) -> list[Tensor]:
         """Return uninitialized tensors of the needed statistics, for fake tensors."""

@@ -103,62 +103,46 @@ def fused_losses(
 
 
 def fused_gradients_of_losses(
-    input: Tensor,
-    weight: Tensor,
-    reduced: Reduced,
-    grad_losses: Tensor | None,
-    grad_log_sum_exp: Tensor | None,
+    input: Tensor, weight: Tensor, reduced: Reduced, grad_losses: Tensor | None, grad_log_sum_exp: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of input and weight with CANN's operator; gradients of rows without a class are 0 or nan.
 
-    The gradient of the logits is ``grad_losses * (softmax - onehot) + grad_log_sum_exp * softmax``; see
-    :func:`fused_gradients`.
+    The gradient of the logits is ``grad_losses * (softmax - onehot) + grad_log_sum_exp * softmax``.
     """
+    mask, sums = reduced.target_mask, reduced.sum_exp_logits
     if grad_losses is None:
         assert grad_log_sum_exp is not None
         grad_losses = torch.zeros_like(grad_log_sum_exp)
     if grad_log_sum_exp is not None:
-        of_softmax = grad_losses + grad_log_sum_exp
         of_class = grad_losses if reduced.is_here is None else grad_losses * reduced.is_here
-        is_masked = of_class == 0
-        ratio = (of_class / of_softmax).masked_fill_(is_masked, 1)
-        reduced = reduced._replace(target_mask=is_masked, sum_exp_logits=reduced.sum_exp_logits * ratio)
-        grad_losses = of_softmax.where(is_masked, of_class)
+        grad_losses, mask, sums = _with_ratio(grad_losses + grad_log_sum_exp, of_class, sums)
     gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
-        grad_losses,
-        input,
-        weight,
-        reduced.target_mask,
-        reduced.masked_target,
-        reduced.logits_max,
-        reduced.sum_exp_logits,
-        None,
+        grad_losses, input, weight, mask, reduced.masked_target, reduced.logits_max, sums, None
     )
     return gradients
 
 
 def fused_gradients(call: Call, factors: Coefficients) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of input and weight with CANN's operator, from the statistics of the forward pass.
-
-    Its gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``; the one needed here is
-    ``f_log_sum_exp * softmax - f_predicted * onehot``. The two factors differ in a shard of the vocabulary and with a
-    z-loss: with ``grad = f_predicted``, the argument ``sum`` absorbs their ratio. Rows without the second term are
-    masked, and ``grad`` is the first factor.
-    """
+    """Compute the gradients of input and weight with CANN's operator, from the statistics of the forward pass."""
     assert call.logits_max is not None and call.log_sum_exp is not None
     target = call.target
     ignored = target == IGNORED
-    of_log_sum_exp, of_predicted = factors.log_sum_exp.masked_fill(ignored, 0), factors.predicted
-    is_masked = (target < 0) | (of_predicted == 0)
-    ratio = (of_predicted / of_log_sum_exp).masked_fill(is_masked, 1)
+    of_softmax, of_class = factors.log_sum_exp.masked_fill(ignored, 0), factors.predicted.masked_fill(target < 0, 0)
+    grad, mask, sums = _with_ratio(of_softmax, of_class, call.log_sum_exp.exp())
+    logits_max = call.logits_max.masked_fill(ignored, torch.inf)  # their exp(z) might overflow, and 0 * inf is nan
     gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
-        of_log_sum_exp.where(is_masked, of_predicted),
-        call.input,
-        call.linear_weight,
-        is_masked,
-        target.clamp(min=0),
-        call.logits_max.masked_fill(ignored, torch.inf),  # their exp(z) might overflow, and 0 * inf is nan
-        call.log_sum_exp.exp() * ratio,
-        None,
+        grad, call.input, call.linear_weight, mask, target.clamp(min=0), logits_max, sums, None
     )
     return gradients
+
+
+def _with_ratio(of_softmax: Tensor, of_class: Tensor, sum_exp_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the operator's ``grad``, mask and ``sum`` for a gradient ``of_softmax * softmax - of_class * onehot``.
+
+    The operator's gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``. The two factors differ in a shard
+    of the vocabulary and with a z-loss: with ``grad = of_class``, the argument ``sum`` absorbs their ratio. Rows
+    without the second term are masked, and ``grad`` is the first factor.
+    """
+    is_masked = of_class == 0
+    ratio = (of_class / of_softmax).masked_fill_(is_masked, 1)
+    return of_softmax.where(is_masked, of_class), is_masked, sum_exp_logits * ratio

@@ -11,7 +11,7 @@ from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.products import Head
 from torch_aclnn_ops.ops._head.tiling import rows_of_block
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call, Kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
@@ -20,7 +20,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
 from torch import Tensor
 
-_NAME = "linear_cross_entropy"
 _NO_GRADIENTS = (None, None, None)
 
 
@@ -103,8 +102,10 @@ def _why_not_by_feature(call: Call) -> str | None:
 
 
 def _why_not_cann(call: Call) -> str | None:
-    weight = call.linear_weight
-    return fused_linear_online_max_sum.why_not_cann(call.input, weight, call.target, 0, weight.shape[0], False)
+    weight, start, return_logits = call.linear_weight, 0, False
+    return fused_linear_online_max_sum.why_not_cann(
+        call.input, weight, call.target, start, start + weight.shape[0], return_logits
+    )
 
 
 def log_few_logits(call: Call) -> None:
@@ -114,7 +115,7 @@ def log_few_logits(call: Call) -> None:
     def described() -> str:
         return f"{choose_kernels(call).why_not_fused}; few logits: all {call.target.numel()} rows in one chunk"
 
-    log_call(_NAME, Implementation.FALLBACK, described)
+    log_call(NAME, Implementation.FALLBACK, described)
 
 
 def _log(call: Call, factors: Coefficients | None, kernels: Kernels) -> None:
@@ -123,13 +124,13 @@ def _log(call: Call, factors: Coefficients | None, kernels: Kernels) -> None:
         return f"{tiling}{products.describe_backend(call.linear_weight, tiling.rows)}"
 
     if call.log_sum_exp is not None:
-        log_detail(_NAME, lambda: f"logits recomputed for the gradients; {described()}")
+        log_detail(NAME, lambda: f"logits recomputed for the gradients; {described()}")
         return
     how = "" if factors is None else "gradients computed in the forward pass; "
-    log_call(_NAME, Implementation.FALLBACK, lambda: f"{kernels.why_not_fused}; {how}{described()}")
+    log_call(NAME, Implementation.FALLBACK, lambda: f"{kernels.why_not_fused}; {how}{described()}")
 
 
 def _check_queue(tensor: Tensor) -> None:
     """Raise if torch_npu's task queue has stopped, because it would silently drop the work of the PyTorch fallback."""
     if not tensor.is_cpu and tensor.device.type == "npu":
-        _extension.check_queue(_NAME)
+        _extension.check_queue(NAME)

@@ -33,19 +33,19 @@ def reduce_rows(
         slope = None if factors is None else logits.square().neg_().add_(1)
         logits.mul_(call.softcap / call.temperature)
     logits_max = logits.amax(1)
-    shift, is_masked = logits_max, None
+    offset, is_masked = logits_max, None
     if call.is_shard and call.linear_bias is not None:
         # A bias of -inf may mask all classes of a shard. A row with all classes masked is nan.
         is_masked = logits_max == -math.inf
-        shift = logits_max.masked_fill(is_masked, 0)
+        offset = logits_max.masked_fill(is_masked, 0)
     tokens = logits.argmax(1) if call.predicted_tokens else None
     weighted = None
     if call.weighted:
         # Subtract before summing: a sum of logits near the largest number would overflow.
-        logits.sub_(shift.unsqueeze(1))
-        shift = torch.zeros_like(shift)
+        logits.sub_(offset.unsqueeze(1))
+        offset = torch.zeros_like(offset)
         weighted = logits.sum(1) if class_weight is None else logits @ class_weight
-    predicted = _predicted(logits, target, class_weight, shift, have_classes)
+    predicted = _predicted(logits, target, class_weight, offset, have_classes)
     if is_masked is not None:
         # Any finite distribution will do: a masked shard gets a weight of 0.
         logits.masked_fill_(is_masked.unsqueeze(1), 0)
@@ -68,14 +68,14 @@ def reduce_rows(
 
 
 def _predicted(
-    logits: Tensor, target: Tensor, class_weight: Tensor | None, shift: Tensor, have_classes: bool
+    logits: Tensor, target: Tensor, class_weight: Tensor | None, offset: Tensor, have_classes: bool
 ) -> Tensor:
     if target.is_floating_point():
-        return (_distribution(target, class_weight) * (logits - shift.unsqueeze(1))).sum(1)
+        return (_distribution(target, class_weight) * (logits - offset.unsqueeze(1))).sum(1)
     if have_classes:
-        return logits.gather(1, target.unsqueeze(1)).squeeze(1) - shift
+        return logits.gather(1, target.unsqueeze(1)).squeeze(1) - offset
     at_target = logits.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return (at_target - shift).masked_fill_(target < 0, 0)
+    return (at_target - offset).masked_fill_(target < 0, 0)
 
 
 def _distribution(target: Tensor, class_weight: Tensor | None) -> Tensor:

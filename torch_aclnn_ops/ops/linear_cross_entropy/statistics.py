@@ -94,19 +94,19 @@ def combine(
     """
     maxima = found.logits_max.detach()
     logits_max = maxima.amax(0)
-    shift = maxima - logits_max
-    log_sum_exp = (found.log_sum_exp + shift).logsumexp(0)
-    # A part whose classes are all masked by their bias has a shift of -inf; 0 times -inf must be 0. The gradient of a
-    # sum of 0 is its shift.
-    shifts = shift.clamp(min=torch.finfo(shift.dtype).min).where(target_probability_sums == 0, shift)
-    predicted = torch.addcmul(found.predicted, target_probability_sums, shifts).sum(0)
+    offset = maxima - logits_max
+    log_sum_exp = (found.log_sum_exp + offset).logsumexp(0)
+    # A part whose classes are all masked by their bias has a offset of -inf; 0 times -inf must be 0. The gradient of a
+    # sum of 0 is its offset.
+    offsets = offset.clamp(min=torch.finfo(offset.dtype).min).where(target_probability_sums == 0, offset)
+    predicted = torch.addcmul(found.predicted, target_probability_sums, offsets).sum(0)
     weighted = entropy = tokens = None
     if found.weighted is not None:
         factors = [part.stop - part.start if class_weight is None else class_weight[part].sum() for part in parts]
-        sums = [factor * row for factor, row in zip(factors, shift.unbind(), strict=True)]
+        sums = [factor * row for factor, row in zip(factors, offset.unbind(), strict=True)]
         weighted = (found.weighted + torch.stack(sums)).sum(0)
     if found.entropy is not None:
-        log_shares = found.log_sum_exp + shift - log_sum_exp
+        log_shares = found.log_sum_exp + offset - log_sum_exp
         shares = log_shares.exp()
         entropy = (shares * (found.entropy - log_shares.masked_fill(shares == 0, 0))).sum(0)
     if found.predicted_tokens is not None:

@@ -1,13 +1,14 @@
-// Whether Python's containers hold the same objects as before, for checks of thousands of tensors in every step of an
-// optimizer: without the objects being read, which are mostly not in the cache.
+// Whether the tensors of an optimizer are those of its last step, for thousands of tensors in every step.
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
+
 namespace torch_aclnn_ops {
 
-// Whether lists and tuples hold these objects in this order.
+// Whether lists and tuples hold these objects in this order; the objects, mostly not in the cache, are not read.
 inline bool holds(const pybind11::list& containers, const pybind11::list& objects) {
     Py_ssize_t place = 0;
     const auto is_next = [&](PyObject* object) {
@@ -65,6 +66,29 @@ inline bool have_grads(const pybind11::list& tensors, const pybind11::list& grad
         }
     }
     return true;
+}
+
+// A hash of the addresses, dtypes, sizes and strides of tensors, none of which is a subclass.
+inline uint64_t placement(const pybind11::list& tensors) {
+    uint64_t hash = tensors.size();
+    const auto mix = [&hash](uint64_t value) {
+        hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+        hash ^= hash >> 29;
+    };
+    for (const pybind11::handle object : tensors) {
+        if (!THPVariable_Check(object.ptr())) {
+            throw pybind11::type_error("placement: tensors must be a list of Tensors");
+        }
+        const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+        mix(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()));
+        mix(static_cast<uint64_t>(tensor.scalar_type()));
+        mix(static_cast<uint64_t>(tensor.dim()));
+        for (int64_t i = 0; i < tensor.dim(); ++i) {
+            mix(static_cast<uint64_t>(tensor.size(i)));
+            mix(static_cast<uint64_t>(tensor.stride(i)));
+        }
+    }
+    return hash;
 }
 
 }  // namespace torch_aclnn_ops
