@@ -5,6 +5,8 @@ import torch
 
 # One rounding, relative.
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 1.01 * 2**-11, torch.bfloat16: 1.01 * 2**-8}
+# Of sums in float32 that are rounded once, relative to the largest.
+_OF_LARGEST = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 DTYPES = pytest.mark.parametrize("dtype", _ROUNDING, ids=str)
 
 
@@ -31,3 +33,13 @@ def assert_close(
     wide = actual.cpu().double()
     assert actual.shape == expected.shape
     assert ((wide - expected).abs() <= limit).all(), (wide - expected).abs().max()
+
+
+def assert_near(
+    actual: torch.Tensor | None, expected: torch.Tensor | None, units: float = 1, dtype: torch.dtype | None = None
+) -> None:
+    """Assert that sums are within some units of a dtype, by default their own, relative to the largest of them."""
+    assert actual is not None and expected is not None
+    assert actual.shape == expected.shape
+    limit = units * _OF_LARGEST[dtype or actual.dtype] * (expected.abs().max().item() if expected.numel() else 0)
+    torch.testing.assert_close(actual.detach().cpu().double(), expected.detach(), rtol=0, atol=limit)

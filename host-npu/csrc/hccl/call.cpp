@@ -1,6 +1,7 @@
 #include "hccl/call.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <sstream>
 #include <string_view>
@@ -45,6 +46,29 @@ bool agree(const CallHead& first, const CallHead& second) {
            first.peer == second.peer && first.count == second.count;
 }
 
+// In the order of Function.
+constexpr std::array kFunctions{"HcclAllReduce",
+                                "HcclReduce",
+                                "HcclReduceScatter",
+                                "HcclReduceScatterV",
+                                "HcclBroadcast",
+                                "HcclAllGather",
+                                "HcclAllGatherV",
+                                "HcclScatter",
+                                "HcclAlltoAll",
+                                "HcclAlltoAllV",
+                                "HcclAlltoAllVC",
+                                "HcclBarrier",
+                                "HcclSend",
+                                "HcclRecv",
+                                "HcclBatchSendRecv",
+                                "aclnnMatmulAllReduce",
+                                "aclnnAllGatherMatmul",
+                                "aclnnMatmulReduceScatter",
+                                "aclnnMoeDistributeDispatch",
+                                "aclnnMoeDistributeCombine"};
+static_assert(kFunctions.size() == static_cast<std::size_t>(Function::MoeDistributeCombine) + 1);
+
 struct DataType {
     HcclDataType dtype;
     const char* name;
@@ -73,51 +97,7 @@ std::string called(Rank rank, const std::string& call) { return "rank " + std::t
 
 }  // namespace
 
-const char* name_of(Function function) {
-    switch (function) {
-        case Function::AllReduce:
-            return "HcclAllReduce";
-        case Function::Reduce:
-            return "HcclReduce";
-        case Function::ReduceScatter:
-            return "HcclReduceScatter";
-        case Function::ReduceScatterV:
-            return "HcclReduceScatterV";
-        case Function::Broadcast:
-            return "HcclBroadcast";
-        case Function::AllGather:
-            return "HcclAllGather";
-        case Function::AllGatherV:
-            return "HcclAllGatherV";
-        case Function::Scatter:
-            return "HcclScatter";
-        case Function::AlltoAll:
-            return "HcclAlltoAll";
-        case Function::AlltoAllV:
-            return "HcclAlltoAllV";
-        case Function::AlltoAllVC:
-            return "HcclAlltoAllVC";
-        case Function::Barrier:
-            return "HcclBarrier";
-        case Function::Send:
-            return "HcclSend";
-        case Function::Recv:
-            return "HcclRecv";
-        case Function::BatchSendRecv:
-            return "HcclBatchSendRecv";
-        case Function::MatmulAllReduce:
-            return "aclnnMatmulAllReduce";
-        case Function::AllGatherMatmul:
-            return "aclnnAllGatherMatmul";
-        case Function::MatmulReduceScatter:
-            return "aclnnMatmulReduceScatter";
-        case Function::MoeDistributeDispatch:
-            return "aclnnMoeDistributeDispatch";
-        case Function::MoeDistributeCombine:
-            return "aclnnMoeDistributeCombine";
-    }
-    return "Hccl?";
-}
+const char* name_of(Function function) { return kFunctions[static_cast<std::size_t>(function)]; }
 
 std::string name_of(HcclDataType dtype) {
     const auto* const found = find(dtype);
@@ -125,18 +105,8 @@ std::string name_of(HcclDataType dtype) {
 }
 
 std::string name_of(HcclReduceOp op) {
-    switch (op) {
-        case HCCL_REDUCE_SUM:
-            return "sum";
-        case HCCL_REDUCE_PROD:
-            return "prod";
-        case HCCL_REDUCE_MAX:
-            return "max";
-        case HCCL_REDUCE_MIN:
-            return "min";
-        default:
-            return "reduction " + std::to_string(op);
-    }
+    static constexpr std::array names{"sum", "prod", "max", "min"};
+    return static_cast<std::size_t>(op) < names.size() ? names[op] : "reduction " + std::to_string(op);
 }
 
 std::size_t item_size(HcclDataType dtype) {

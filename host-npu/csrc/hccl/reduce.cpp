@@ -9,39 +9,16 @@
 #include <type_traits>
 
 #include "ascendcl/device.h"
-#include "nnopbase/float16.h"
+#include "opapi/element.h"
 
 namespace host_npu::hccl {
 namespace {
-
-template <class Element>
-inline constexpr bool kIs16BitFloat = std::is_same_v<Element, Float16> || std::is_same_v<Element, BFloat16>;
 
 // The number of elements reduced at a time, which fit in the cache.
 constexpr std::size_t kBlock = 1024;
 
 template <class Element>
-using Accumulator = std::conditional_t<kIs16BitFloat<Element>, float, Element>;
-
-template <class Element>
-auto load(Element element) {
-    if constexpr (kIs16BitFloat<Element>) {
-        return widen(element);
-    } else {
-        return element;
-    }
-}
-
-template <class Element>
-Element store(Accumulator<Element> value) {
-    if constexpr (std::is_same_v<Element, Float16>) {
-        return round_to_float16(value);
-    } else if constexpr (std::is_same_v<Element, BFloat16>) {
-        return round_to_bfloat16(value);
-    } else {
-        return value;
-    }
-}
+using Accumulator = std::conditional_t<kIs16Bit<Element>, float, Element>;
 
 // Propagates NaN from either argument.
 struct Largest {
@@ -60,7 +37,8 @@ struct Smallest {
 
 template <class Element, class Combine>
 void reduce(const std::vector<const std::byte*>& sources, std::byte* target, std::size_t count, Combine combine) {
-    std::array<Accumulator<Element>, kBlock> combined;
+    using Value = Accumulator<Element>;
+    std::array<Value, kBlock> combined;
     std::array<Element, kBlock> elements;
     for (std::size_t start = 0; start < count; start += kBlock) {
         const auto size = std::min(kBlock, count - start);
@@ -68,14 +46,14 @@ void reduce(const std::vector<const std::byte*>& sources, std::byte* target, std
         for (std::size_t source = 0; source < sources.size(); ++source) {
             std::memcpy(elements.data(), sources[source] + offset, size * sizeof(Element));
             if (source == 0) {
-                for (std::size_t index = 0; index < size; ++index) combined[index] = load(elements[index]);
+                for (std::size_t index = 0; index < size; ++index) combined[index] = convert<Value>(elements[index]);
             } else {
                 for (std::size_t index = 0; index < size; ++index) {
-                    combined[index] = combine(combined[index], load(elements[index]));
+                    combined[index] = combine(combined[index], convert<Value>(elements[index]));
                 }
             }
         }
-        for (std::size_t index = 0; index < size; ++index) elements[index] = store<Element>(combined[index]);
+        for (std::size_t index = 0; index < size; ++index) elements[index] = convert<Element>(combined[index]);
         std::memcpy(target + offset, elements.data(), size * sizeof(Element));
     }
 }

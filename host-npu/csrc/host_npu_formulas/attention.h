@@ -16,7 +16,7 @@ struct Setting {
     std::int64_t heads;
     std::string layout;
     std::int64_t mode;
-    std::int64_t pse_type;
+    std::int64_t pse_type = 1;
     Ints ends_of_queries = {};
     Ints ends_of_keys = {};
     double keep_prob = 1;

@@ -42,40 +42,55 @@ Tensor biased_product(const Tensor& x1, const Tensor& x2, const OptionalAnyTenso
     return bias ? y + widened(*bias) : y;
 }
 
-Communication matmul_all_reduce_v3(const AnyTensor& x1, const AnyTensor& x2, const OptionalAnyTensor& bias,
-                                   const OptionalAnyTensor& x3, const Group&, const std::string& reduce_op,
-                                   const std::string& comm_mode, std::int64_t comm_turn, std::int64_t stream_mode,
-                                   const Out& output) {
-    require_sum(reduce_op);
-    require_mode(comm_mode);
-    require_split(comm_turn, stream_mode);
-    const auto send = [&] {
-        const auto y = biased_product(x1, x2, bias);
-        return (x3 ? y + widened(*x3) : y).to(output.dtype());
-    };
-    return {Function::MatmulAllReduce, send, [&](const Tensor& sum) { output = sum; }};
+// The arguments of all versions of a product with a collective.
+struct Product {
+    AnyTensor x1, x2;
+    OptionalAnyTensor bias, x3;
+    Without<"x1Scale"> x1_scale;
+    Without<"x2Scale"> x2_scale;
+    Without<"quantScale"> quant_scale;
+    Group group;
+    std::string reduce_op, comm_mode;
+    std::int64_t gather_index, comm_turn, stream_mode, block_size, group_size;
+    Out output;
+    OptionalOut gathered;
+    Without<"amaxOut"> maximum;
+};
+
+// What is told of the settings that there are.
+void require_settings(const Product& call) {
+    require_mode(call.comm_mode);
+    require_split(call.comm_turn, call.stream_mode);
+    require_zero(call.block_size, "blockSize");
+    require_zero(call.group_size, "groupSize");
 }
+
+Communication matmul_all_reduce(const Product& call) {
+    require_sum(call.reduce_op);
+    require_settings(call);
+    const auto send = [call] {
+        const auto y = biased_product(call.x1, call.x2, call.bias);
+        return (call.x3 ? y + widened(*call.x3) : y).to(call.output.dtype());
+    };
+    return {Function::MatmulAllReduce, send, [call](const Tensor& sum) { call.output = sum; }};
+}
+constexpr Members<&Product::x1, &Product::x2, &Product::bias> kFactors;
+constexpr Members<&Product::x1_scale, &Product::x2_scale, &Product::quant_scale, &Product::block_size> kNoQuantization;
+constexpr Members<&Product::comm_turn, &Product::stream_mode> kSplit;
+constexpr Members<&Product::group_size, &Product::comm_mode> kCommMode;
 const TensorRule kLeft{"x1", kHalves, "...m k"}, kRight{"x2", as("x1"), "k n"}, kBias{"bias", as("x1"), "n"};
 const TensorRule kSummand{"x3", as("x1"), "...m n"}, kProduct{"output", as("x1"), "...m n"};
-const CommunicatingFormula<"aclnnMatmulAllReduceV3", matmul_all_reduce_v3> all_reduce_with_mode{kLeft, kRight, kBias,
-                                                                                                kSummand, kProduct};
-
-Communication matmul_all_reduce_v2(const AnyTensor& x1, const AnyTensor& x2, const OptionalAnyTensor& bias,
-                                   const OptionalAnyTensor& x3, const Group& group, const std::string& reduce_op,
-                                   std::int64_t comm_turn, std::int64_t stream_mode, const Out& output) {
-    static const std::string any_mode;
-    return matmul_all_reduce_v3(x1, x2, bias, x3, group, reduce_op, any_mode, comm_turn, stream_mode, output);
-}
-const CommunicatingFormula<"aclnnMatmulAllReduceV2", matmul_all_reduce_v2> all_reduce_with_summand{kLeft, kRight, kBias,
-                                                                                                   kSummand, kProduct};
-
-Communication matmul_all_reduce(const AnyTensor& x1, const AnyTensor& x2, const OptionalAnyTensor& bias,
-                                const Group& group, const std::string& reduce_op, std::int64_t comm_turn,
-                                std::int64_t stream_mode, const Out& output) {
-    static const OptionalAnyTensor without;
-    return matmul_all_reduce_v2(x1, x2, bias, without, group, reduce_op, comm_turn, stream_mode, output);
-}
-const CommunicatingFormula<"aclnnMatmulAllReduce", matmul_all_reduce> all_reduce{kLeft, kRight, kBias, kProduct};
+const CommunicatingFormula<"aclnnMatmulAllReduce", collected<matmul_all_reduce, kFactors, &Product::group,
+                                                             &Product::reduce_op, kSplit, &Product::output>>
+    all_reduce{kLeft, kRight, kBias, kProduct};
+const CommunicatingFormula<"aclnnMatmulAllReduceV2",
+                           collected<matmul_all_reduce, kFactors, &Product::x3, &Product::group, &Product::reduce_op,
+                                     kSplit, &Product::output>>
+    all_reduce_with_summand{kLeft, kRight, kBias, kSummand, kProduct};
+const CommunicatingFormula<"aclnnMatmulAllReduceV3",
+                           collected<matmul_all_reduce, kFactors, &Product::x3, &Product::group, &Product::reduce_op,
+                                     &Product::comm_mode, kSplit, &Product::output>>
+    all_reduce_with_mode{kLeft, kRight, kBias, kSummand, kProduct};
 
 // The rows of a rank, and those of all ranks.
 void require_rows_of_all(const char* name, std::int64_t rows, std::int64_t expected, std::int64_t of_x1,
@@ -84,74 +99,52 @@ void require_rows_of_all(const char* name, std::int64_t rows, std::int64_t expec
                 " and the communicator \"", group.name, "\" ", group.ranks, " ranks");
 }
 
-Communication all_gather_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalAnyTensor& bias,
-                                const Group& group, std::int64_t gather_index, std::int64_t comm_turn,
-                                std::int64_t stream_mode, const Out& output, const OptionalOut& gathered) {
-    TORCH_CHECK(gather_index == 0, "gatherIndex is ", gather_index, "; it can be 0 only");
-    require_split(comm_turn, stream_mode);
-    require_inner(x1);
-    const auto all_rows = x1.size(0) * group.ranks;
-    require_rows_of_all("output", output.sizes()[0], all_rows, x1.size(0), group);
+Communication all_gather_matmul(const Product& call) {
+    TORCH_CHECK(call.gather_index == 0, "gatherIndex is ", call.gather_index, "; it can be 0 only");
+    require_settings(call);
+    require_inner(call.x1);
+    const auto rows = call.x1.size(0), all_rows = rows * call.group.ranks;
+    require_rows_of_all("output", call.output.sizes()[0], all_rows, rows, call.group);
     // An empty one asks for none.
-    const bool gathers = gathered && gathered->sizes().size() == 2;
-    if (gathers) require_rows_of_all("gatherOut", gathered->sizes()[0], all_rows, x1.size(0), group);
-    return {Function::AllGatherMatmul, [&]() -> Tensor { return x1; },
-            [&, gathers](const Tensor& all) {
-                output = biased_product(all, x2, bias);
-                if (gathers) *gathered = all;
+    const bool gathers = call.gathered && call.gathered->sizes().size() == 2;
+    if (gathers) require_rows_of_all("gatherOut", call.gathered->sizes()[0], all_rows, rows, call.group);
+    return {Function::AllGatherMatmul, [call]() -> Tensor { return call.x1; },
+            [call, gathers](const Tensor& all) {
+                call.output = biased_product(all, call.x2, call.bias);
+                if (gathers) *call.gathered = all;
             }};
 }
 const TensorRule kRowsOfRank{"x1", kHalves, "m k"}, kGathered{"gatherOut", as("x1"), "* k | 0"};
 const TensorRule kOtherRows{"output", as("x1"), "* n"};
-const CommunicatingFormula<"aclnnAllGatherMatmul", all_gather_matmul> all_gather{kRowsOfRank, kRight, kBias, kOtherRows,
-                                                                                 kGathered};
+const CommunicatingFormula<"aclnnAllGatherMatmul",
+                           collected<all_gather_matmul, kFactors, &Product::group, &Product::gather_index, kSplit,
+                                     &Product::output, &Product::gathered>>
+    all_gather{kRowsOfRank, kRight, kBias, kOtherRows, kGathered};
+const CommunicatingFormula<
+    "aclnnAllGatherMatmulV2",
+    collected<all_gather_matmul, kFactors, kNoQuantization, &Product::group, &Product::gather_index, kSplit, kCommMode,
+              &Product::output, &Product::gathered, &Product::maximum>>
+    all_gather_with_mode{kRowsOfRank, kRight, kBias, kOtherRows, kGathered};
 
-using NoX1Scale = Without<"x1Scale">;
-using NoX2Scale = Without<"x2Scale">;
-using NoQuantScale = Without<"quantScale">;
-using NoMaximum = Without<"amaxOut">;
-
-Communication all_gather_matmul_v2(const AnyTensor& x1, const AnyTensor& x2, const OptionalAnyTensor& bias, NoX1Scale,
-                                   NoX2Scale, NoQuantScale, std::int64_t block_size, const Group& group,
-                                   std::int64_t gather_index, std::int64_t comm_turn, std::int64_t stream_mode,
-                                   std::int64_t group_size, const std::string& comm_mode, const Out& output,
-                                   const OptionalOut& gathered, NoMaximum) {
-    require_zero(block_size, "blockSize");
-    require_zero(group_size, "groupSize");
-    require_mode(comm_mode);
-    return all_gather_matmul(x1, x2, bias, group, gather_index, comm_turn, stream_mode, output, gathered);
+Communication matmul_reduce_scatter(const Product& call) {
+    require_sum(call.reduce_op);
+    require_settings(call);
+    require_inner(call.x1);
+    const auto rows = call.x1.size(0), ranks = call.group.ranks;
+    TORCH_CHECK(rows % ranks == 0, "x1 has ", rows, " rows, which cannot be divided among the ", ranks,
+                " ranks of the communicator \"", call.group.name, "\"");
+    require_rows_of_all("output", call.output.sizes()[0], rows / ranks, rows, call.group);
+    return {Function::MatmulReduceScatter,
+            [call] { return biased_product(call.x1, call.x2, call.bias).to(call.output.dtype()); },
+            [call](const Tensor& part) { call.output = part; }};
 }
-const CommunicatingFormula<"aclnnAllGatherMatmulV2", all_gather_matmul_v2> all_gather_with_mode{
-    kRowsOfRank, kRight, kBias, kOtherRows, kGathered};
-
-Communication matmul_reduce_scatter(const AnyTensor& x1, const AnyTensor& x2, const OptionalAnyTensor& bias,
-                                    const Group& group, const std::string& reduce_op, std::int64_t comm_turn,
-                                    std::int64_t stream_mode, const Out& output) {
-    require_sum(reduce_op);
-    require_split(comm_turn, stream_mode);
-    require_inner(x1);
-    const auto rows = x1.size(0);
-    TORCH_CHECK(rows % group.ranks == 0, "x1 has ", rows, " rows, which cannot be divided among the ", group.ranks,
-                " ranks of the communicator \"", group.name, "\"");
-    require_rows_of_all("output", output.sizes()[0], rows / group.ranks, rows, group);
-    return {Function::MatmulReduceScatter, [&] { return biased_product(x1, x2, bias).to(output.dtype()); },
-            [&](const Tensor& part) { output = part; }};
-}
-const CommunicatingFormula<"aclnnMatmulReduceScatter", matmul_reduce_scatter> reduce_scatter{kRowsOfRank, kRight, kBias,
-                                                                                             kOtherRows};
-
-Communication matmul_reduce_scatter_v2(const AnyTensor& x1, const AnyTensor& x2, const OptionalAnyTensor& bias,
-                                       NoX1Scale, NoX2Scale, NoQuantScale, std::int64_t block_size, const Group& group,
-                                       const std::string& reduce_op, std::int64_t comm_turn, std::int64_t stream_mode,
-                                       std::int64_t group_size, const std::string& comm_mode, const Out& output,
-                                       NoMaximum) {
-    require_zero(block_size, "blockSize");
-    require_zero(group_size, "groupSize");
-    require_mode(comm_mode);
-    return matmul_reduce_scatter(x1, x2, bias, group, reduce_op, comm_turn, stream_mode, output);
-}
-const CommunicatingFormula<"aclnnMatmulReduceScatterV2", matmul_reduce_scatter_v2> reduce_scatter_with_mode{
-    kRowsOfRank, kRight, kBias, kOtherRows};
+const CommunicatingFormula<"aclnnMatmulReduceScatter", collected<matmul_reduce_scatter, kFactors, &Product::group,
+                                                                 &Product::reduce_op, kSplit, &Product::output>>
+    reduce_scatter{kRowsOfRank, kRight, kBias, kOtherRows};
+const CommunicatingFormula<"aclnnMatmulReduceScatterV2",
+                           collected<matmul_reduce_scatter, kFactors, kNoQuantization, &Product::group,
+                                     &Product::reduce_op, kSplit, kCommMode, &Product::output, &Product::maximum>>
+    reduce_scatter_with_mode{kRowsOfRank, kRight, kBias, kOtherRows};
 
 }  // namespace
 }  // namespace host_npu

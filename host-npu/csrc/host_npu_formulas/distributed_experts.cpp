@@ -26,15 +26,24 @@ using hccl::Function;
 
 // How the experts are divided: each rank has as many, in the order of the ranks.
 struct Division {
-    const Group& group;
+    Group group;
     std::int64_t ranks, rank, experts, other_ranks, other_rank, shard_type, shared_experts, ranks_of_shared;
     std::int64_t global_tokens;
+    std::string algorithm;
+    // Numbers of experts without weights, which copy a token, or are nothing or constant.
+    std::int64_t zero_experts, copy_experts, constant_experts;
+    Without<"elasticInfo"> elastic_info;
+    Without<"performanceInfo"> performance_info;
+    std::string unread_text;
 
     std::int64_t on_each() const { return experts / ranks; }
     std::int64_t most_tokens(std::int64_t own) const { return global_tokens == 0 ? own : global_tokens / ranks; }
 };
 
-void require_division(const Division& all, const std::string& algorithm) {
+void require_division(const Division& all) {
+    TORCH_CHECK(all.zero_experts == 0 && all.copy_experts == 0 && all.constant_experts == 0,
+                "the host NPU has no experts that copy or are constant");
+    const auto& algorithm = all.algorithm;
     TORCH_CHECK(all.ranks == all.group.ranks, "epWorldSize is ", all.ranks, ", and the communicator \"", all.group.name,
                 "\" has ", all.group.ranks, " ranks");
     TORCH_CHECK(all.ranks >= 2, "epWorldSize is 1; CANN takes 2 at least");
@@ -117,119 +126,74 @@ void require_tokens(const Tensor& tokens, const IntegerTensor& ids, const Divisi
                 division.global_tokens, ", of ", division.ranks, " ranks");
 }
 
-struct Dispatched {
-    const Out& rows;
-    const OptionalOut& scales;
-    const Out &numbers, &tokens, &counts;
-    const OptionalOut& weights;
+// The arguments of all versions of dispatch.
+struct Dispatch : Division {
+    AnyTensor x;
+    IntegerTensor ids;
+    OptionalTensor smooth, weights;
+    OptionalIntegerTensor mask;
+    std::int64_t quant_mode, counts_type;
+    Out rows, numbers, tokens, counts;
+    OptionalOut scales_of_rows, counts_of_others, weights_of_rows;
 };
 
 // The rows for this rank's experts: those of an expert one after the other, in the order of the ranks and their tokens.
-void take(const Tensor& all, const AnyTensor& x, const IntegerTensor& ids, const OptionalTensor& smooth,
-          bool has_weights, bool counts_tokens, const Division& division, const Dispatched& out) {
+void take(const Tensor& all, const Dispatch& call) {
     Packet packet(all);
-    const auto choices = ids.size(1);
-    const auto tokens = packet.next(x.size(1), x.scalar_type());
+    const auto choices = call.ids.size(1);
+    const auto tokens = packet.next(call.x.size(1), call.x.scalar_type());
     const auto expert_of = packet.next(choices, at::kLong).flatten();
     const auto weights = packet.next(choices, at::kFloat).flatten();
-    const auto first = division.rank * division.on_each();
-    const auto own = expert_of.ge(first).logical_and(expert_of.lt(first + division.on_each())).nonzero().squeeze(1);
+    const auto first = call.rank * call.on_each();
+    const auto own = expert_of.ge(first).logical_and(expert_of.lt(first + call.on_each())).nonzero().squeeze(1);
     const auto copies = own.index({stable_order(expert_of.index({own}))});
     const auto experts = expert_of.index({copies});
-    const auto rank_of = copies.div(expert_of.numel() / division.ranks, "trunc");
-    const auto counts = at::bincount((experts - first) * division.ranks + rank_of, {}, division.experts);
-    const auto of_experts = counts.view({-1, division.ranks}).sum(1);
-    out.tokens = counts_tokens ? of_experts : of_experts.cumsum(0);
-    write_first(out.counts, counts.cumsum(0));
-    if (has_weights && out.weights) write_first(*out.weights, weights.index({copies}));
+    const auto rank_of = copies.div(expert_of.numel() / call.ranks, "trunc");
+    const auto counts = at::bincount((experts - first) * call.ranks + rank_of, {}, call.experts);
+    const auto of_experts = counts.view({-1, call.ranks}).sum(1);
+    call.tokens = call.counts_type == 1 ? of_experts : of_experts.cumsum(0);
+    write_first(call.counts, counts.cumsum(0));
+    if (call.weights && call.weights_of_rows) write_first(*call.weights_of_rows, weights.index({copies}));
     const auto rows = tokens.index({copies.div(choices, "trunc")});
-    if (out.rows.dtype() != at::kChar) return write_first(out.rows, rows);
+    if (call.rows.dtype() != at::kChar) return write_first(call.rows, rows);
     const auto wide = widened(rows);
-    const auto [quantized, scale] = quantized_rows(smooth ? wide * smooth->index({experts}) : wide);
-    write_first(out.rows, quantized);
-    write_first(*out.scales, scale);
+    const auto [quantized, scale] = quantized_rows(call.smooth ? wide * call.smooth->index({experts}) : wide);
+    write_first(call.rows, quantized);
+    write_first(*call.scales_of_rows, scale);
 }
 
-Communication dispatch(const AnyTensor& x, const IntegerTensor& ids, const OptionalTensor& smooth,
-                       const OptionalIntegerTensor& mask, const OptionalTensor& weights, const Division& division,
-                       std::int64_t quant_mode, std::int64_t counts, const std::string& algorithm,
-                       const Dispatched& out) {
-    require_division(division, algorithm);
-    require_tokens(x, ids, division);
-    const bool quantizes = quant_mode == 2;
-    TORCH_CHECK(quant_mode == 0 || quantizes, "the host NPU has the quantMode 0 and 2 only, not ", quant_mode);
-    TORCH_CHECK(!smooth || (quantizes && smooth->size(0) == division.experts),
-                "scales must be absent if quantMode is 0, and have a row for each of the ", division.experts,
+Communication dispatch(const Dispatch& call) {
+    require_division(call);
+    require_tokens(call.x, call.ids, call);
+    const bool quantizes = call.quant_mode == 2;
+    TORCH_CHECK(call.quant_mode == 0 || quantizes, "the host NPU has the quantMode 0 and 2 only, not ",
+                call.quant_mode);
+    TORCH_CHECK(!call.smooth || (quantizes && call.smooth->size(0) == call.experts),
+                "scales must be absent if quantMode is 0, and have a row for each of the ", call.experts,
                 " experts if it is 2");
-    TORCH_CHECK(out.rows.dtype() == (quantizes ? at::kChar : x.scalar_type()) && (out.scales || !quantizes),
-                "expandX has dtype ", name_of(out.rows.dtype()), " where quantMode is ", quant_mode);
-    TORCH_CHECK(counts == 0 || counts == 1, "expertTokenNumsType is ", counts, "; CANN takes 0 or 1");
-    const auto most = division.most_tokens(x.size(0)), missing = most - x.size(0);
-    const auto rows = most * division.ranks * std::min(division.on_each(), ids.size(1));
-    TORCH_CHECK(out.rows.sizes()[0] >= rows, "expandX has ", out.rows.sizes()[0], " rows; CANN takes at least ", rows);
-    const auto send = [=, &x, &ids, &mask, &weights] {
-        const auto expert_of = expert_of_copies(ids, active_copies(mask, ids), division.experts);
-        if (!ids.is_meta()) write_first(out.numbers, number_among(expert_of, division.experts));
-        const auto numbers = weights ? *weights : at::zeros(ids.sizes(), ids.options().dtype(at::kFloat));
-        return at::cat(
-            {at::constant_pad_nd(as_bytes(x), {0, 0, 0, missing}),
-             as_bytes(at::constant_pad_nd(expert_of.view(ids.sizes()), {0, 0, 0, missing}, division.experts)),
-             at::constant_pad_nd(as_bytes(numbers), {0, 0, 0, missing})},
-            1);
+    TORCH_CHECK(
+        call.rows.dtype() == (quantizes ? at::kChar : call.x.scalar_type()) && (call.scales_of_rows || !quantizes),
+        "expandX has dtype ", name_of(call.rows.dtype()), " where quantMode is ", call.quant_mode);
+    TORCH_CHECK(call.counts_type == 0 || call.counts_type == 1, "expertTokenNumsType is ", call.counts_type,
+                "; CANN takes 0 or 1");
+    const auto most = call.most_tokens(call.x.size(0)), missing = most - call.x.size(0);
+    const auto rows = most * call.ranks * std::min(call.on_each(), call.ids.size(1));
+    TORCH_CHECK(call.rows.sizes()[0] >= rows, "expandX has ", call.rows.sizes()[0], " rows; CANN takes at least ",
+                rows);
+    const auto send = [call, missing] {
+        const auto& ids = call.ids;
+        const auto expert_of = expert_of_copies(ids, active_copies(call.mask, ids), call.experts);
+        if (!ids.is_meta()) write_first(call.numbers, number_among(expert_of, call.experts));
+        const auto numbers = call.weights ? *call.weights : at::zeros(ids.sizes(), ids.options().dtype(at::kFloat));
+        return at::cat({at::constant_pad_nd(as_bytes(call.x), {0, 0, 0, missing}),
+                        as_bytes(at::constant_pad_nd(expert_of.view(ids.sizes()), {0, 0, 0, missing}, call.experts)),
+                        at::constant_pad_nd(as_bytes(numbers), {0, 0, 0, missing})},
+                       1);
     };
-    const auto receive = [=, &x, &ids, &smooth, &weights](const Tensor& all) {
-        if (!all.is_meta()) take(all, x, ids, smooth, weights.has_value(), counts == 1, division, out);
+    const auto receive = [call](const Tensor& all) {
+        if (!all.is_meta()) take(all, call);
     };
     return {Function::MoeDistributeDispatch, send, receive};
-}
-
-using NoElasticInfo = Without<"elasticInfo">;
-using NoPerformanceInfo = Without<"performanceInfo">;
-
-void require_no_special_experts(std::int64_t zero, std::int64_t copy, std::int64_t constant) {
-    TORCH_CHECK(zero == 0 && copy == 0 && constant == 0, "the host NPU has no experts that copy or are constant");
-}
-
-Communication dispatch_v4(const AnyTensor& x, const IntegerTensor& ids, const OptionalTensor& smooth,
-                          const OptionalIntegerTensor& mask, const OptionalTensor& weights, const NoElasticInfo&,
-                          const NoPerformanceInfo&, const Group& group, std::int64_t ranks, std::int64_t rank,
-                          std::int64_t experts, const std::string&, std::int64_t other_ranks, std::int64_t other_rank,
-                          std::int64_t shard_type, std::int64_t shared, std::int64_t ranks_of_shared,
-                          std::int64_t quant_mode, std::int64_t global_tokens, std::int64_t counts,
-                          const std::string& algorithm, std::int64_t zero, std::int64_t copy, std::int64_t constant,
-                          const Out& rows, const OptionalOut& scales, const Out& numbers, const Out& tokens,
-                          const Out& ends, const OptionalOut&, const OptionalOut& weights_of_rows) {
-    require_no_special_experts(zero, copy, constant);
-    const Division division{group,      ranks,      rank,   experts,         other_ranks,
-                            other_rank, shard_type, shared, ranks_of_shared, global_tokens};
-    return dispatch(x, ids, smooth, mask, weights, division, quant_mode, counts, algorithm,
-                    {rows, scales, numbers, tokens, ends, weights_of_rows});
-}
-
-Communication dispatch_v2(const AnyTensor& x, const IntegerTensor& ids, const OptionalTensor& smooth,
-                          const OptionalIntegerTensor& mask, const OptionalTensor& weights, const Group& group,
-                          std::int64_t ranks, std::int64_t rank, std::int64_t experts, const std::string& other_group,
-                          std::int64_t other_ranks, std::int64_t other_rank, std::int64_t shard_type,
-                          std::int64_t shared, std::int64_t ranks_of_shared, std::int64_t quant_mode,
-                          std::int64_t global_tokens, std::int64_t counts, const std::string& algorithm,
-                          const Out& rows, const OptionalOut& scales, const Out& numbers, const Out& tokens,
-                          const Out& ends, const OptionalOut& ends_of_others, const OptionalOut& weights_of_rows) {
-    return dispatch_v4(x, ids, smooth, mask, weights, {}, {}, group, ranks, rank, experts, other_group, other_ranks,
-                       other_rank, shard_type, shared, ranks_of_shared, quant_mode, global_tokens, counts, algorithm, 0,
-                       0, 0, rows, scales, numbers, tokens, ends, ends_of_others, weights_of_rows);
-}
-
-Communication dispatch_v1(const AnyTensor& x, const IntegerTensor& ids, const OptionalTensor& smooth,
-                          const OptionalIntegerTensor& mask, const OptionalTensor& weights, const Group& group,
-                          std::int64_t ranks, std::int64_t rank, std::int64_t experts, const std::string& other_group,
-                          std::int64_t other_ranks, std::int64_t other_rank, std::int64_t shard_type,
-                          std::int64_t shared, std::int64_t ranks_of_shared, std::int64_t quant_mode,
-                          std::int64_t global_tokens, std::int64_t counts, const Out& rows, const OptionalOut& scales,
-                          const Out& numbers, const Out& tokens, const Out& ends, const OptionalOut& ends_of_others,
-                          const OptionalOut& weights_of_rows) {
-    return dispatch_v2(x, ids, smooth, mask, weights, group, ranks, rank, experts, other_group, other_ranks, other_rank,
-                       shard_type, shared, ranks_of_shared, quant_mode, global_tokens, counts, "", rows, scales,
-                       numbers, tokens, ends, ends_of_others, weights_of_rows);
 }
 
 const TensorRule kX{"x", kHalves, "B H"}, kExpertIds{"expertIds", {ACL_INT32}, "B K<=16"};
@@ -242,115 +206,107 @@ const TensorRule kRowWeights{"expandScales", kFloat, "*"};
 const std::initializer_list<TensorRule> kDispatched{kX,        kExpertIds, kScales,    kActive,    kExpertScales,
                                                     kExpandX,  kRowScales, kExpandIdx, kTokenNums, kEpCounts,
                                                     kTpCounts, kRowWeights};
-const CommunicatingFormula<"aclnnMoeDistributeDispatch", dispatch_v1> dispatch_tokens{kDispatched};
-const CommunicatingFormula<"aclnnMoeDistributeDispatchV2", dispatch_v2> dispatch_tokens_v2{kDispatched};
-const CommunicatingFormula<"aclnnMoeDistributeDispatchV4", dispatch_v4> dispatch_tokens_v4{kDispatched};
+constexpr Members<&Dispatch::x, &Dispatch::ids, &Dispatch::smooth, &Dispatch::mask, &Dispatch::weights> kDispatchInputs;
+constexpr Members<&Dispatch::group, &Dispatch::ranks, &Dispatch::rank, &Dispatch::experts, &Dispatch::unread_text,
+                  &Dispatch::other_ranks, &Dispatch::other_rank, &Dispatch::shard_type, &Dispatch::shared_experts,
+                  &Dispatch::ranks_of_shared>
+    kDivision;
+constexpr auto kDispatchSettings =
+    kDivision + Members<&Dispatch::quant_mode, &Dispatch::global_tokens, &Dispatch::counts_type>{};
+constexpr Members<&Dispatch::algorithm, &Dispatch::zero_experts, &Dispatch::copy_experts, &Dispatch::constant_experts>
+    kSpecialExperts;
+constexpr Members<&Dispatch::rows, &Dispatch::scales_of_rows, &Dispatch::numbers, &Dispatch::tokens, &Dispatch::counts,
+                  &Dispatch::counts_of_others, &Dispatch::weights_of_rows>
+    kDispatchOuts;
+const CommunicatingFormula<"aclnnMoeDistributeDispatch",
+                           collected<dispatch, kDispatchInputs, kDispatchSettings, kDispatchOuts>>
+    dispatch_tokens{kDispatched};
+const CommunicatingFormula<"aclnnMoeDistributeDispatchV2",
+                           collected<dispatch, kDispatchInputs, kDispatchSettings, &Dispatch::algorithm, kDispatchOuts>>
+    dispatch_tokens_v2{kDispatched};
+const CommunicatingFormula<"aclnnMoeDistributeDispatchV4",
+                           collected<dispatch, kDispatchInputs, &Dispatch::elastic_info, &Dispatch::performance_info,
+                                     kDispatchSettings, kSpecialExperts, kDispatchOuts>>
+    dispatch_tokens_v4{kDispatched};
+
+// The arguments of all versions of combine.
+struct Combine : Division {
+    AnyTensor rows;
+    IntegerTensor ids, numbers, ends;
+    Tensor weights;
+    OptionalIntegerTensor mask, ends_of_others;
+    OptionalTensor shared, weights_of_rows;
+    Without<"activationScale"> activation_scale;
+    Without<"weightScale"> weight_scale;
+    Without<"groupList"> group_list;
+    Without<"oriX"> original;
+    Without<"constants of experts"> constants;
+    std::int64_t out_dtype, quant_mode, list_type;
+    Out sums;
+};
 
 // The sums of each token's rows of all ranks; those of tokens that are not active stay as they are.
-Tensor combined(const Tensor& all, const AnyTensor& rows, const IntegerTensor& ids, const IntegerTensor& numbers,
-                const Tensor& weights, const OptionalIntegerTensor& mask, const OptionalTensor& shared,
-                const Division& division, const Out& out) {
-    Packet packet(all.view({division.ranks, -1}));
+Tensor combined(const Tensor& all, const Combine& call) {
+    Packet packet(all.view({call.ranks, -1}));
+    const auto& [rows, ids] = std::tie(call.rows, call.ids);
     const auto tokens = packet.next(rows.numel(), rows.scalar_type()).view({-1, rows.size(1)});
-    const auto ends = packet.next(division.experts, at::kInt).to(at::kLong);
-    const auto active = active_copies(mask, ids);
-    const auto expert_of = expert_of_copies(ids, active, division.experts).clamp_max(division.experts - 1);
-    const auto rank_of = expert_of.div(division.on_each(), "trunc");
-    const auto group = expert_of.remainder(division.on_each()) * division.ranks + division.rank;
+    const auto ends = packet.next(call.experts, at::kInt).to(at::kLong);
+    const auto active = active_copies(call.mask, ids);
+    const auto expert_of = expert_of_copies(ids, active, call.experts).clamp_max(call.experts - 1);
+    const auto rank_of = expert_of.div(call.on_each(), "trunc");
+    const auto group = expert_of.remainder(call.on_each()) * call.ranks + call.rank;
     const auto before = at::constant_pad_nd(ends, {1, -1}).index({rank_of, group});
-    const auto place = (before + numbers.slice(0, 0, ids.numel())).masked_fill(active.flatten().logical_not(), 0);
+    const auto place = (before + call.numbers.slice(0, 0, ids.numel())).masked_fill(active.flatten().logical_not(), 0);
     require_indices("the row of a token", place, rows.size(0));
-    const auto own = widened(tokens.index({rank_of * rows.size(0) + place})) * weights.reshape({-1, 1});
+    const auto own = widened(tokens.index({rank_of * rows.size(0) + place})) * call.weights.reshape({-1, 1});
     auto sums = own.masked_fill(active.reshape({-1, 1}).logical_not(), 0).view({ids.size(0), ids.size(1), -1}).sum(1);
-    if (shared) sums = sums + shared->view(sums.sizes());
-    return at::where(active.any(1, true), sums, widened(out.in_place()));
+    if (call.shared) sums = sums + call.shared->view(sums.sizes());
+    return at::where(active.any(1, true), sums, widened(call.sums.in_place()));
 }
 
-Communication combine(const AnyTensor& rows, const IntegerTensor& ids, const IntegerTensor& numbers,
-                      const IntegerTensor& ends, const Tensor& weights, const OptionalIntegerTensor& mask,
-                      const OptionalTensor& shared, const Division& division, std::int64_t out_dtype,
-                      std::int64_t quant_mode, std::int64_t list_type, const std::string& algorithm, const Out& out) {
-    require_division(division, algorithm);
-    require_tokens(rows, ids, division);
-    TORCH_CHECK(out_dtype == 0 && list_type == 0, "outDtype is ", out_dtype, " and groupListType ", list_type,
-                "; CANN takes 0");
-    TORCH_CHECK(quant_mode == 0, "the host NPU has the commQuantMode 0 only, not ", quant_mode);
-    TORCH_CHECK(ends.numel() >= division.experts && numbers.numel() >= ids.numel(), "epSendCounts has ", ends.numel(),
-                " numbers for ", division.experts, " experts, expandIdx ", numbers.numel(), " for ", ids.numel(),
-                " copies");
-    TORCH_CHECK(!shared || soc() != Soc::Ascend910B, "sharedExpertX must be absent on this chip");
-    const auto send = [=, &rows, &ends] {
-        return at::cat({as_bytes(rows).flatten(), as_bytes(ends.slice(0, 0, division.experts))});
+Communication combine(const Combine& call) {
+    require_division(call);
+    require_tokens(call.rows, call.ids, call);
+    TORCH_CHECK(call.out_dtype == 0 && call.list_type == 0, "outDtype is ", call.out_dtype, " and groupListType ",
+                call.list_type, "; CANN takes 0");
+    TORCH_CHECK(call.quant_mode == 0, "the host NPU has the commQuantMode 0 only, not ", call.quant_mode);
+    TORCH_CHECK(call.ends.numel() >= call.experts && call.numbers.numel() >= call.ids.numel(), "epSendCounts has ",
+                call.ends.numel(), " numbers for ", call.experts, " experts, expandIdx ", call.numbers.numel(), " for ",
+                call.ids.numel(), " copies");
+    TORCH_CHECK(!call.shared || soc() != Soc::Ascend910B, "sharedExpertX must be absent on this chip");
+    const auto send = [call] {
+        return at::cat({as_bytes(call.rows).flatten(), as_bytes(call.ends.slice(0, 0, call.experts))});
     };
-    return {Function::MoeDistributeCombine, send,
-            [=, &rows, &ids, &numbers, &weights, &mask, &shared, &out](const Tensor& all) {
-                if (all.is_meta()) return;
-                out = combined(all, rows, ids, numbers, weights, mask, shared, division, out);
+    return {Function::MoeDistributeCombine, send, [call](const Tensor& all) {
+                if (!all.is_meta()) call.sums = combined(all, call);
             }};
-}
-
-using NoActivationScale = Without<"activationScale">;
-using NoWeightScale = Without<"weightScale">;
-using NoGroupList = Without<"groupList">;
-using NoOriginal = Without<"oriX">;
-using NoConstants = Without<"constants of experts">;
-
-Communication combine_v4(const AnyTensor& rows, const IntegerTensor& ids, const IntegerTensor& numbers,
-                         const IntegerTensor& ends, const Tensor& weights, const OptionalIntegerTensor&,
-                         const OptionalIntegerTensor& mask, const NoActivationScale&, const NoWeightScale&,
-                         const NoGroupList&, const OptionalTensor&, const OptionalTensor& shared, const NoElasticInfo&,
-                         const NoOriginal&, const NoConstants&, const NoConstants&, const NoConstants&,
-                         const NoPerformanceInfo&, const Group& group, std::int64_t ranks, std::int64_t rank,
-                         std::int64_t experts, const std::string&, std::int64_t other_ranks, std::int64_t other_rank,
-                         std::int64_t shard_type, std::int64_t shared_experts, std::int64_t ranks_of_shared,
-                         std::int64_t global_tokens, std::int64_t out_dtype, std::int64_t quant_mode,
-                         std::int64_t list_type, const std::string& algorithm, std::int64_t zero, std::int64_t copy,
-                         std::int64_t constant, const Out& out) {
-    require_no_special_experts(zero, copy, constant);
-    const Division division{group,      ranks,      rank,           experts,         other_ranks,
-                            other_rank, shard_type, shared_experts, ranks_of_shared, global_tokens};
-    return combine(rows, ids, numbers, ends, weights, mask, shared, division, out_dtype, quant_mode, list_type,
-                   algorithm, out);
-}
-
-Communication combine_v2(const AnyTensor& rows, const IntegerTensor& ids, const IntegerTensor& numbers,
-                         const IntegerTensor& ends, const Tensor& weights, const OptionalIntegerTensor& ends_of_others,
-                         const OptionalIntegerTensor& mask, const NoActivationScale&, const NoWeightScale&,
-                         const NoGroupList&, const OptionalTensor& weights_of_rows, const OptionalTensor& shared,
-                         const Group& group, std::int64_t ranks, std::int64_t rank, std::int64_t experts,
-                         const std::string& other_group, std::int64_t other_ranks, std::int64_t other_rank,
-                         std::int64_t shard_type, std::int64_t shared_experts, std::int64_t ranks_of_shared,
-                         std::int64_t global_tokens, std::int64_t out_dtype, std::int64_t quant_mode,
-                         std::int64_t list_type, const std::string& algorithm, const Out& out) {
-    return combine_v4(rows, ids, numbers, ends, weights, ends_of_others, mask, {}, {}, {}, weights_of_rows, shared, {},
-                      {}, {}, {}, {}, {}, group, ranks, rank, experts, other_group, other_ranks, other_rank, shard_type,
-                      shared_experts, ranks_of_shared, global_tokens, out_dtype, quant_mode, list_type, algorithm, 0, 0,
-                      0, out);
-}
-
-Communication combine_v1(const AnyTensor& rows, const IntegerTensor& ids, const IntegerTensor& numbers,
-                         const IntegerTensor& ends, const Tensor& weights, const OptionalIntegerTensor& ends_of_others,
-                         const OptionalIntegerTensor& mask, const NoActivationScale&, const NoWeightScale&,
-                         const NoGroupList&, const OptionalTensor& weights_of_rows, const Group& group,
-                         std::int64_t ranks, std::int64_t rank, std::int64_t experts, const std::string& other_group,
-                         std::int64_t other_ranks, std::int64_t other_rank, std::int64_t shard_type,
-                         std::int64_t shared_experts, std::int64_t ranks_of_shared, std::int64_t global_tokens,
-                         std::int64_t out_dtype, std::int64_t quant_mode, std::int64_t list_type, const Out& out) {
-    static const OptionalTensor without;
-    return combine_v2(rows, ids, numbers, ends, weights, ends_of_others, mask, {}, {}, {}, weights_of_rows, without,
-                      group, ranks, rank, experts, other_group, other_ranks, other_rank, shard_type, shared_experts,
-                      ranks_of_shared, global_tokens, out_dtype, quant_mode, list_type, "", out);
 }
 
 const TensorRule kExpertRows{"expandX", kHalves, "* H"}, kEpSent{"epSendCounts", {ACL_INT32}, "*"};
 const TensorRule kTpSent{"tpSendCounts", {ACL_INT32}, "*"}, kShared{"sharedExpertX", as("expandX"), "B H | * * H"};
 const TensorRule kSums{"x", as("expandX"), "B H"};
-const CommunicatingFormula<"aclnnMoeDistributeCombine", combine_v1> combine_rows{
-    kExpertRows, kExpertIds, kExpandIdx, kEpSent, kExpertScales, kTpSent, kActive, kRowWeights, kSums};
 const std::initializer_list<TensorRule> kCombined{kExpertRows, kExpertIds, kExpandIdx,  kEpSent, kExpertScales,
                                                   kTpSent,     kActive,    kRowWeights, kShared, kSums};
-const CommunicatingFormula<"aclnnMoeDistributeCombineV2", combine_v2> combine_rows_v2{kCombined};
-const CommunicatingFormula<"aclnnMoeDistributeCombineV4", combine_v4> combine_rows_v4{kCombined};
+constexpr Members<&Combine::rows, &Combine::ids, &Combine::numbers, &Combine::ends, &Combine::weights,
+                  &Combine::ends_of_others, &Combine::mask, &Combine::activation_scale, &Combine::weight_scale,
+                  &Combine::group_list, &Combine::weights_of_rows>
+    kCombineInputs;
+constexpr Members<&Combine::elastic_info, &Combine::original, &Combine::constants, &Combine::constants,
+                  &Combine::constants, &Combine::performance_info>
+    kCombineInfo;
+constexpr auto kCombineSettings =
+    kDivision + Members<&Combine::global_tokens, &Combine::out_dtype, &Combine::quant_mode, &Combine::list_type>{};
+const CommunicatingFormula<"aclnnMoeDistributeCombine",
+                           collected<combine, kCombineInputs, kCombineSettings, &Combine::sums>>
+    combine_rows{kExpertRows, kExpertIds, kExpandIdx, kEpSent, kExpertScales, kTpSent, kActive, kRowWeights, kSums};
+const CommunicatingFormula<
+    "aclnnMoeDistributeCombineV2",
+    collected<combine, kCombineInputs, &Combine::shared, kCombineSettings, &Combine::algorithm, &Combine::sums>>
+    combine_rows_v2{kCombined};
+const CommunicatingFormula<"aclnnMoeDistributeCombineV4",
+                           collected<combine, kCombineInputs, &Combine::shared, kCombineInfo, kCombineSettings,
+                                     kSpecialExperts, &Combine::sums>>
+    combine_rows_v4{kCombined};
 
 }  // namespace
 }  // namespace host_npu

@@ -38,143 +38,58 @@ TensorRules backward_rules(const TensorRules& sink = {}, const TensorRules& dsin
     return rules;
 }
 
-void require_no_padding_mask(const OptionalTensor& mask) {
-    TORCH_CHECK(!mask, "the host NPU computes attention without a padding mask only");
-}
+// The arguments of all versions: those that are not read say how exactly CANN computes, or what it knows without.
+struct Attention : Setting {
+    Tensor query, key, value;
+    OptionalTensor pse, padding_mask, reserved_sink;
+    OptionalIntegerTensor mask;
+    Without<"queryRopeOptional"> query_rope;
+    Without<"keyRopeOptional"> key_rope;
+    Without<"dScaleQOptional"> query_scale;
+    Without<"dScaleKOptional"> key_scale;
+    Without<"dScaleVOptional"> value_scale;
+    std::string softmax_layout = "same_as_input";
+    std::int64_t seed, offset;
+    std::int64_t unread;
+    Ints unread_ints;
+    std::string unread_text;
+};
 
-void score(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-           const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-           const OptionalIntegerTensor& mask, const Ints& prefix, double scale, double keep_prob, std::int64_t before,
-           std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
-           const Out& max, const Out& sum, const OptionalOut&, const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, 1, {}, {}, keep_prob, drop_mask, prefix};
-    require_no_padding_mask(padding_mask);
-    attend(query, key, value, pse, mask, at, max, sum, out);
-}
-const Formula<"aclnnFlashAttentionScore", score> score_of_batches{forward_rules()};
+struct Score : Attention {
+    Out max, sum, result;
+    OptionalOut softmax;
+};
 
-void score_v2(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-              const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-              const OptionalIntegerTensor& mask, const Ints& prefix, const Ints&, const Ints&, double scale,
-              double keep_prob, std::int64_t before, std::int64_t after, std::int64_t heads, const std::string& layout,
-              std::int64_t, std::int64_t mode, std::int64_t pse_type, const Out& max, const Out& sum,
-              const OptionalOut&, const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix};
-    require_no_padding_mask(padding_mask);
-    attend(query, key, value, pse, mask, at, max, sum, out);
-}
-const Formula<"aclnnFlashAttentionScoreV2", score_v2> score_with_pse_type{forward_rules()};
+struct ScoreGrad : Attention {
+    Tensor dy, max, sum;
+    OptionalTensor softmax, result;
+    Without<"dScaleDyOptional"> dy_scale;
+    Without<"dScaleOOptional"> result_scale;
+    Out dq, dk, dv;
+    Without<"dqRopeOut"> dquery_rope;
+    Without<"dkRopeOut"> dkey_rope;
+    OptionalOut dpse, dsink, reserved_dsink;
+};
 
-void score_packed(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-                  const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-                  const OptionalIntegerTensor& mask, const Ints&, const Ints& ends_of_queries, const Ints& ends_of_keys,
-                  double scale, double keep_prob, std::int64_t before, std::int64_t after, std::int64_t heads,
-                  const std::string& layout, std::int64_t, std::int64_t mode, const Out& max, const Out& sum,
-                  const OptionalOut&, const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, 1, ends_of_queries, ends_of_keys, keep_prob, drop_mask};
-    require_no_padding_mask(padding_mask);
-    attend(query, key, value, pse, mask, at, max, sum, out);
-}
-const Formula<"aclnnFlashAttentionVarLenScore", score_packed> score_of_sequences{forward_rules()};
-
-void score_grad(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-                const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum, const OptionalTensor&,
-                const OptionalTensor& result, const Ints& prefix, double scale, double keep_prob, std::int64_t before,
-                std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
-                const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
-    const Setting at{scale, before, after, heads, layout, mode, 1, {}, {}, keep_prob, drop_mask, prefix};
-    require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
-}
-const Formula<"aclnnFlashAttentionScoreGrad", score_grad> grad_of_batches{backward_rules()};
-
-void score_grad_v2(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                   const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
-                   const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                   const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const Ints& prefix,
-                   const Ints&, const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after,
-                   std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
-                   std::int64_t pse_type, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
-    const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix};
-    require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
-}
-const Formula<"aclnnFlashAttentionScoreGradV2", score_grad_v2> grad_with_pse_type{backward_rules()};
-
-void score_grad_packed(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                       const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
-                       const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                       const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const Ints&,
-                       const Ints& ends_of_queries, const Ints& ends_of_keys, double scale, double keep_prob,
-                       std::int64_t before, std::int64_t after, std::int64_t heads, const std::string& layout,
-                       std::int64_t, std::int64_t mode, const Out& dq, const Out& dk, const Out& dv,
-                       const OptionalOut& dpse) {
-    const Setting at{scale, before, after, heads, layout, mode, 1, ends_of_queries, ends_of_keys, keep_prob, drop_mask};
-    require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
-}
-const Formula<"aclnnFlashAttentionUnpaddingScoreGrad", score_grad_packed> grad_of_sequences{backward_rules()};
-
-void score_v3(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-              const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-              const OptionalIntegerTensor& mask, const OptionalTensor& sink, const Ints& prefix, const Ints&,
-              const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after, std::int64_t heads,
-              const std::string& layout, std::int64_t, std::int64_t mode, std::int64_t pse_type, const Out& max,
-              const Out& sum, const OptionalOut&, const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix, sink};
-    require_no_padding_mask(padding_mask);
-    attend(query, key, value, pse, mask, at, max, sum, out);
-}
-const Formula<"aclnnFlashAttentionScoreV3", score_v3> score_with_sink{forward_rules({{"sinkInOptional", kFloat, "N"}})};
-
-void score_grad_v3(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                   const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
-                   const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                   const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const OptionalTensor& sink,
-                   const Ints& prefix, const Ints&, const Ints&, double scale, double keep_prob, std::int64_t before,
-                   std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
-                   std::int64_t pse_type, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse,
-                   const OptionalOut& dsink) {
-    const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix, sink};
-    require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse, dsink);
-}
-const Formula<"aclnnFlashAttentionScoreGradV3", score_grad_v3> grad_with_sink{
-    backward_rules({{"sinkInOptional", kFloat, "N"}}, {{"dsinkOut", kFloat, "N"}})};
-
-void require_layout_of_input(const std::string& layout) {
+void require_simulated(const Attention& call) {
+    const auto& layout = call.softmax_layout;
     TORCH_CHECK(layout == "same_as_input" || layout == "TND",
                 "the host NPU has the statistics of a softmax in the layout of its input only, not ", layout);
+    TORCH_CHECK(!call.padding_mask, "the host NPU computes attention without a padding mask only");
+    TORCH_CHECK(!call.reserved_sink || call.reserved_sink->numel() == 0,
+                "the host NPU computes this version of attention without a sink only");
 }
 
-void score_packed_v4(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-                     const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-                     const OptionalIntegerTensor& mask, const Ints& prefix, const Ints& ends_of_queries,
-                     const Ints& ends_of_keys, double scale, double keep_prob, std::int64_t before, std::int64_t after,
-                     std::int64_t heads, const std::string& layout, std::int64_t precise, std::int64_t mode,
-                     const std::string& softmax_layout, const Out& max, const Out& sum, const OptionalOut& softmax,
-                     const Out& out) {
-    require_layout_of_input(softmax_layout);
-    score_packed(query, key, value, pse, drop_mask, padding_mask, mask, prefix, ends_of_queries, ends_of_keys, scale,
-                 keep_prob, before, after, heads, layout, precise, mode, max, sum, softmax, out);
+void score(const Score& call) {
+    require_simulated(call);
+    attend(call.query, call.key, call.value, call.pse, call.mask, call, call.max, call.sum, call.result);
 }
-const Formula<"aclnnFlashAttentionVarLenScoreV4", score_packed_v4> score_of_sequences_v4{forward_rules()};
 
-void score_grad_packed_v4(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                          const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
-                          const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                          const Tensor& sum, const OptionalTensor& softmax, const OptionalTensor& result,
-                          const Ints& prefix, const Ints& ends_of_queries, const Ints& ends_of_keys, double scale,
-                          double keep_prob, std::int64_t before, std::int64_t after, std::int64_t heads,
-                          const std::string& layout, std::int64_t precise, std::int64_t mode, const Out& dq,
-                          const Out& dk, const Out& dv, const OptionalOut& dpse, const std::string& softmax_layout) {
-    require_layout_of_input(softmax_layout);
-    score_grad_packed(query, key, value, dy, pse, drop_mask, padding_mask, mask, max, sum, softmax, result, prefix,
-                      ends_of_queries, ends_of_keys, scale, keep_prob, before, after, heads, layout, precise, mode, dq,
-                      dk, dv, dpse);
+void score_grad(const ScoreGrad& call) {
+    require_simulated(call);
+    attend_backward(call.query, call.key, call.value, call.dy, call.result, call.pse, call.mask, call.max, call.sum,
+                    call, call.dq, call.dk, call.dv, call.dpse, call.dsink);
 }
-const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", score_grad_packed_v4> grad_of_sequences_v4{backward_rules()};
 
 // The number of weights of all heads, of batches or of sequences.
 std::int64_t count_of_weights(const Tensor& query, const Tensor& key, const Setting& at) {
@@ -196,59 +111,92 @@ std::int64_t count_of_weights(const Tensor& query, const Tensor& key, const Sett
 }
 
 // Without a mask, dropout draws one of seed and offset.
-void draw_missing_mask(const Tensor& query, const Tensor& key, std::int64_t seed, std::int64_t offset, Setting& at) {
-    if (at.keep_prob == 1 || at.drop_mask) return;
-    at.drop_mask.emplace(drawn_mask(count_of_weights(query, key, at), 1 - at.keep_prob, seed, offset, query));
+void draw_missing_mask(Attention& call) {
+    if (call.keep_prob == 1 || call.drop_mask) return;
+    const auto count = count_of_weights(call.query, call.key, call);
+    call.drop_mask.emplace(drawn_mask(count, 1 - call.keep_prob, call.seed, call.offset, call.query));
 }
 
-// CANN's documents reserve it.
-void require_no_sink(const OptionalTensor& sink) {
-    TORCH_CHECK(!sink || sink->numel() == 0, "the host NPU computes this version of attention without a sink only");
+// Batches or sequences, on the Ascend950, where CANN's documents reserve the sink. CANN reads neither the layout of the
+// softmax nor, without quantization, the dtype of the result.
+void score_v4(const Score& given) {
+    auto call = given;
+    draw_missing_mask(call);
+    score(call);
 }
 
-// Batches or sequences, on the Ascend950. CANN reads neither the layout of the softmax nor, without quantization, the
-// dtype of the result.
-void score_v4(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-              const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-              const OptionalIntegerTensor& mask, const Without<"queryRopeOptional">&, const Without<"keyRopeOptional">&,
-              const Without<"dScaleQOptional">&, const Without<"dScaleKOptional">&, const Without<"dScaleVOptional">&,
-              const OptionalTensor& sink, const Ints& prefix, const Ints& ends_of_queries, const Ints& ends_of_keys,
-              const Ints&, const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after,
-              std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode, std::int64_t,
-              std::int64_t pse_type, const std::string&, std::int64_t seed, std::int64_t offset, const Out& max,
-              const Out& sum, const OptionalOut&, const Out& out) {
-    Setting at{scale,    before,          after,        heads,     layout,    mode,
-               pse_type, ends_of_queries, ends_of_keys, keep_prob, drop_mask, prefix};
-    require_no_padding_mask(padding_mask);
-    require_no_sink(sink);
-    draw_missing_mask(query, key, seed, offset, at);
-    attend(query, key, value, pse, mask, at, max, sum, out);
+void score_grad_v4(const ScoreGrad& given) {
+    auto call = given;
+    draw_missing_mask(call);
+    score_grad(call);
 }
-const Formula<"aclnnFlashAttentionScoreV4", score_v4> score_of_both{forward_rules({{"sinkOptional", kFloats}})};
 
-void score_grad_v4(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                   const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
-                   const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                   const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const OptionalTensor& sink,
-                   const Without<"queryRopeOptional">&, const Without<"keyRopeOptional">&,
-                   const Without<"dScaleQOptional">&, const Without<"dScaleKOptional">&,
-                   const Without<"dScaleVOptional">&, const Without<"dScaleDyOptional">&,
-                   const Without<"dScaleOOptional">&, const Ints& prefix, const Ints& ends_of_queries,
-                   const Ints& ends_of_keys, const Ints&, const Ints&, double scale, double keep_prob,
-                   std::int64_t before, std::int64_t after, std::int64_t heads, const std::string& layout,
-                   const std::string&, std::int64_t, std::int64_t mode, std::int64_t pse_type, std::int64_t seed,
-                   std::int64_t offset, std::int64_t, const Out& dq, const Out& dk, const Out& dv,
-                   const Without<"dqRopeOut">&, const Without<"dkRopeOut">&, const OptionalOut& dpse,
-                   const OptionalOut&) {
-    Setting at{scale,    before,          after,        heads,     layout,    mode,
-               pse_type, ends_of_queries, ends_of_keys, keep_prob, drop_mask, prefix};
-    require_no_padding_mask(padding_mask);
-    require_no_sink(sink);
-    draw_missing_mask(query, key, seed, offset, at);
-    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
-}
-const Formula<"aclnnFlashAttentionScoreGradV4", score_grad_v4> grad_of_both{
-    backward_rules({{"sinkInOptional", kFloats}}, {{"dsinkOut", kFloats}})};
+constexpr Members<&Score::query, &Score::key, &Score::value, &Score::pse, &Score::drop_mask, &Score::padding_mask,
+                  &Score::mask>
+    kScoreInputs;
+constexpr Members<&Score::max, &Score::sum, &Score::softmax, &Score::result> kScoreResults;
+constexpr Members<&ScoreGrad::query, &ScoreGrad::key, &ScoreGrad::value, &ScoreGrad::dy, &ScoreGrad::pse,
+                  &ScoreGrad::drop_mask, &ScoreGrad::padding_mask, &ScoreGrad::mask, &ScoreGrad::max, &ScoreGrad::sum,
+                  &ScoreGrad::softmax, &ScoreGrad::result>
+    kScoreGradInputs;
+constexpr Members<&ScoreGrad::dq, &ScoreGrad::dk, &ScoreGrad::dv, &ScoreGrad::dpse> kScoreGrads;
+constexpr Members<&Attention::prefix, &Attention::unread_ints, &Attention::unread_ints> kStarts;
+constexpr Members<&Attention::unread_ints, &Attention::ends_of_queries, &Attention::ends_of_keys> kEnds;
+constexpr Members<&Attention::prefix, &Attention::ends_of_queries, &Attention::ends_of_keys, &Attention::unread_ints,
+                  &Attention::unread_ints>
+    kStartsAndEnds;
+constexpr Members<&Attention::scale, &Attention::keep_prob, &Attention::before, &Attention::after, &Attention::heads,
+                  &Attention::layout>
+    kScoreWindow;
+constexpr Members<&Attention::unread, &Attention::mode> kScoreMode;
+constexpr Members<&Attention::query_rope, &Attention::key_rope, &Attention::query_scale, &Attention::key_scale,
+                  &Attention::value_scale>
+    kQuantized;
+
+const Formula<"aclnnFlashAttentionScore",
+              collected<score, kScoreInputs, &Attention::prefix, kScoreWindow, kScoreMode, kScoreResults>>
+    score_of_batches{forward_rules()};
+const Formula<"aclnnFlashAttentionScoreV2",
+              collected<score, kScoreInputs, kStarts, kScoreWindow, kScoreMode, &Attention::pse_type, kScoreResults>>
+    score_with_pse_type{forward_rules()};
+const Formula<"aclnnFlashAttentionScoreV3", collected<score, kScoreInputs, &Attention::sink, kStarts, kScoreWindow,
+                                                      kScoreMode, &Attention::pse_type, kScoreResults>>
+    score_with_sink{forward_rules({{"sinkInOptional", kFloat, "N"}})};
+const Formula<"aclnnFlashAttentionScoreV4",
+              collected<score_v4, kScoreInputs, kQuantized, &Attention::reserved_sink, kStartsAndEnds, kScoreWindow,
+                        kScoreMode, &Attention::unread, &Attention::pse_type, &Attention::unread_text, &Attention::seed,
+                        &Attention::offset, kScoreResults>>
+    score_of_both{forward_rules({{"sinkOptional", kFloats}})};
+const Formula<"aclnnFlashAttentionVarLenScore",
+              collected<score, kScoreInputs, kEnds, kScoreWindow, kScoreMode, kScoreResults>>
+    score_of_sequences{forward_rules()};
+const Formula<"aclnnFlashAttentionVarLenScoreV4", collected<score, kScoreInputs, kEnds, kScoreWindow, kScoreMode,
+                                                            &Attention::softmax_layout, kScoreResults>>
+    score_of_sequences_v4{forward_rules()};
+
+const Formula<"aclnnFlashAttentionScoreGrad",
+              collected<score_grad, kScoreGradInputs, &Attention::prefix, kScoreWindow, kScoreMode, kScoreGrads>>
+    grad_of_batches{backward_rules()};
+const Formula<"aclnnFlashAttentionScoreGradV2", collected<score_grad, kScoreGradInputs, kStarts, kScoreWindow,
+                                                          kScoreMode, &Attention::pse_type, kScoreGrads>>
+    grad_with_pse_type{backward_rules()};
+const Formula<"aclnnFlashAttentionScoreGradV3",
+              collected<score_grad, kScoreGradInputs, &Attention::sink, kStarts, kScoreWindow, kScoreMode,
+                        &Attention::pse_type, kScoreGrads, &ScoreGrad::dsink>>
+    grad_with_sink{backward_rules({{"sinkInOptional", kFloat, "N"}}, {{"dsinkOut", kFloat, "N"}})};
+const Formula<"aclnnFlashAttentionScoreGradV4",
+              collected<score_grad_v4, kScoreGradInputs, &Attention::reserved_sink, kQuantized, &ScoreGrad::dy_scale,
+                        &ScoreGrad::result_scale, kStartsAndEnds, kScoreWindow, &Attention::unread_text, kScoreMode,
+                        &Attention::pse_type, &Attention::seed, &Attention::offset, &Attention::unread, &ScoreGrad::dq,
+                        &ScoreGrad::dk, &ScoreGrad::dv, &ScoreGrad::dquery_rope, &ScoreGrad::dkey_rope,
+                        &ScoreGrad::dpse, &ScoreGrad::reserved_dsink>>
+    grad_of_both{backward_rules({{"sinkInOptional", kFloats}}, {{"dsinkOut", kFloats}})};
+const Formula<"aclnnFlashAttentionUnpaddingScoreGrad",
+              collected<score_grad, kScoreGradInputs, kEnds, kScoreWindow, kScoreMode, kScoreGrads>>
+    grad_of_sequences{backward_rules()};
+const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", collected<score_grad, kScoreGradInputs, kEnds, kScoreWindow,
+                                                                   kScoreMode, kScoreGrads, &Attention::softmax_layout>>
+    grad_of_sequences_v4{backward_rules()};
 
 }  // namespace
 }  // namespace host_npu

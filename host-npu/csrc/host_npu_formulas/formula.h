@@ -33,12 +33,14 @@ using OptionalTensor = std::optional<Tensor>;
 
 // A tensor of integers or booleans, which a formula takes as it is.
 struct IntegerTensor : Tensor {
+    IntegerTensor() = default;
     explicit IntegerTensor(const Tensor& tensor) : Tensor(tensor) {}
 };
 using OptionalIntegerTensor = std::optional<IntegerTensor>;
 
 // A tensor of any dtype, which a formula takes as it is.
 struct AnyTensor : Tensor {
+    AnyTensor() = default;
     explicit AnyTensor(const Tensor& tensor) : Tensor(tensor) {}
 };
 using OptionalAnyTensor = std::optional<AnyTensor>;
@@ -46,6 +48,7 @@ using OptionalAnyTensor = std::optional<AnyTensor>;
 // A tensor that a formula assigns its result to.
 class Out {
   public:
+    Out() = default;
     explicit Out(const Tensor& tensor) : tensor_(tensor) {}
 
     void operator=(const Tensor& result) const;
@@ -259,6 +262,46 @@ void without_backtrace(const Body& body) {
         throw std::runtime_error(refusal.text);
     }
 }
+
+// Members of an object, which several versions of a function take one after the other.
+template <auto... members>
+struct Members {
+    template <auto... others>
+    constexpr Members<members..., others...> operator+(Members<others...>) const {
+        return {};
+    }
+};
+template <auto member>
+constexpr auto as_members() {
+    if constexpr (std::is_member_object_pointer_v<decltype(member)>) {
+        return Members<member>{};
+    } else {
+        return member;
+    }
+}
+
+template <class Result, class Call>
+Call call_of(Result (*)(const Call&));
+template <class Object, class Value>
+Value value_of(Value Object::*);
+template <auto function, auto... members>
+auto call_with(const decltype(value_of(members))&... arguments) {
+    decltype(call_of(function)) call{};
+    ((call.*members = arguments), ...);
+    return function(call);
+}
+template <auto function, auto... members>
+constexpr auto caller(Members<members...>) {
+    return &call_with<function, members...>;
+}
+
+// A function of one object as one of its members, one by one or in lists, for what has many versions: each version
+// names what it takes in the order in which it does.
+//
+//     constexpr Members<&Grouped::x, &Grouped::weight> kMatrices;
+//     const Formula<"aclnnGroupedMatmulV4", collected<grouped, kMatrices, &Grouped::bias>> of_rows{...};
+template <auto function, auto... parts>
+constexpr auto collected = caller<function>((Members<>{} + ... + as_members<parts>()));
 
 // What the formula of a function exports besides its phase one.
 template <Text name>

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "host_npu_formulas/formula.h"
@@ -378,9 +379,10 @@ void require_together(const AnyTensorList& x, const AnyTensorList& weight, const
     }
 }
 
-void grouped(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias, const TensorList& scale,
-             const TensorList& offset, const TensorList& antiquant_scale, const TensorList& antiquant_offset,
-             const Sizes& ends, std::int64_t, const std::vector<Out>& outs) {
+void grouped_by_ends(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
+                     const TensorList& scale, const TensorList& offset, const TensorList& antiquant_scale,
+                     const TensorList& antiquant_offset, const Sizes& ends, std::int64_t,
+                     const std::vector<Out>& outs) {
     const auto is_float = [](const Tensor& each) { return each.is_floating_point(); };
     TORCH_CHECK(std::ranges::all_of(x, is_float) && std::ranges::all_of(weight, is_float) && scale.empty() &&
                     offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
@@ -388,89 +390,88 @@ void grouped(const AnyTensorList& x, const AnyTensorList& weight, const AnyTenso
     require_together(x, weight, bias, scale, outs);
     products(each_of(x, widened), each_of(weight, widened), each_of(bias, widened), sizes_from_ends(ends), outs);
 }
-const Formula<"aclnnGroupedMatmul", grouped> grouped_by_ints;
+const Formula<"aclnnGroupedMatmul", grouped_by_ends> grouped_by_ints;
 
-void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
-                const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,
-                const AnyTensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
-                const TensorList& activation_input, const TensorList& activation_scale,
-                const TensorList& activation_offset, std::int64_t, std::int64_t group_type, std::int64_t list_type,
-                std::int64_t activation, const Sizes&, const std::vector<Out>& outs, const std::vector<Out>&,
-                const std::vector<Out>&) {
-    require_lists(x, weight, bias, outs.size());
-    TORCH_CHECK(offset.empty() && activation_input.empty() && activation_scale.empty() && activation_offset.empty(),
+// The arguments of all versions: those that are not read say how CANN computes.
+struct Grouped {
+    AnyTensorList x, weight, bias, scale, offset, antiquant_scale, antiquant_offset;
+    TensorList token_scale;
+    OptionalIntegerTensor list;
+    TensorList activation_input, activation_scale, activation_offset;
+    std::int64_t group_type, list_type, activation, group_size;
+    std::vector<Out> outs;
+    std::vector<Out> unread_outs;
+    std::int64_t unread;
+    Sizes unread_sizes;
+};
+
+// What none but quantized products have.
+void require_grouped(const Grouped& call) {
+    const auto& [x, weight, outs] = std::tie(call.x, call.weight, call.outs);
+    TORCH_CHECK(call.group_size == 0, "the host NPU has no groups of a quantized product, but got ", call.group_size);
+    require_lists(x, weight, call.bias, outs.size());
+    TORCH_CHECK(call.offset.empty() && call.activation_input.empty() && call.activation_scale.empty() &&
+                    call.activation_offset.empty(),
                 "the host NPU multiplies groups without offsets and without inputs of an activation only");
     TORCH_CHECK(!x.empty() && !weight.empty() && !outs.empty(), "x, weight and the outputs must not be empty");
     const bool is_quantized = x[0].scalar_type() == at::kChar;
-    require_activation(activation, is_quantized);
-    require_dtype_of_x("antiquantScaleOptional", x[0], antiquant_scale);
-    require_dtype_of_x("antiquantOffsetOptional", x[0], antiquant_offset);
-    require_together(x, weight, bias, scale, outs);
-    TORCH_CHECK(!is_quantized || group_type == kSplitRows,
-                "products of int8 matrices have groups of rows "
-                "(group_type 0) only, not group_type ",
-                group_type);
-    const auto scales = each_of(scale, scale_of);
-    const auto antiquant_scales = each_of(antiquant_scale, widened);
-    const auto antiquant_offsets = each_of(antiquant_offset, widened);
+    require_activation(call.activation, is_quantized);
+    require_dtype_of_x("antiquantScaleOptional", x[0], call.antiquant_scale);
+    require_dtype_of_x("antiquantOffsetOptional", x[0], call.antiquant_offset);
+    require_together(x, weight, call.bias, call.scale, outs);
+    TORCH_CHECK(!is_quantized || call.group_type == kSplitRows,
+                "products of int8 matrices have groups of rows (group_type 0) only, not group_type ", call.group_type);
+}
+
+void grouped(const Grouped& call) {
+    require_grouped(call);
+    const auto& [x, weight, outs, list] = std::tie(call.x, call.weight, call.outs, call.list);
+    const auto type = call.group_type;
+    const auto scales = each_of(call.scale, scale_of);
+    const auto antiquant_scales = each_of(call.antiquant_scale, widened);
+    const auto antiquant_offsets = each_of(call.antiquant_offset, widened);
     const auto groups = weight.size() == 1 && weight[0].dim() == 3 ? weight[0].size(0) : std::ssize(weight);
-    require_as_many("biasOptional", bias.size(), groups);
-    require_as_many("scaleOptional", scale.size(), groups);
-    require_as_many("antiquantScaleOptional", antiquant_scale.size(), groups);
-    require_as_many("antiquantOffsetOptional", antiquant_offset.size(), groups);
-    const Options options{bias, scales, token_scale, antiquant_scales, antiquant_offsets, activation, groups};
-    if (group_type == kSplitRows && x.size() == 1 && outs.size() == 1) {
+    require_as_many("biasOptional", call.bias.size(), groups);
+    require_as_many("scaleOptional", scales.size(), groups);
+    require_as_many("antiquantScaleOptional", antiquant_scales.size(), groups);
+    require_as_many("antiquantOffsetOptional", antiquant_offsets.size(), groups);
+    const Options options{call.bias,       scales, call.token_scale, antiquant_scales, antiquant_offsets,
+                          call.activation, groups};
+    if (type == kSplitRows && x.size() == 1 && outs.size() == 1) {
         TORCH_CHECK(list, "groups of rows need a group_list");
-        split_rows(x[0], weight, *list, list_type, options, outs[0]);
+        split_rows(x[0], weight, *list, call.list_type, options, outs[0]);
         return;
     }
-    if (group_type == kSplitRows && outs.size() == 1) {
-        TORCH_CHECK(!is_quantized, "products of int8 matrices have one x");
-        join_rows(x, weight, list, list_type, options, outs[0]);
+    if (type == kSplitRows && outs.size() == 1) {
+        TORCH_CHECK(x[0].scalar_type() != at::kChar, "products of int8 matrices have one x");
+        join_rows(x, weight, list, call.list_type, options, outs[0]);
         return;
     }
-    if (group_type == kSplitSums) {
+    if (type == kSplitSums) {
         TORCH_CHECK(list && x.size() == 1 && weight.size() == 1, "groups of columns need a group_list and one matrix");
-        const auto sums = split_sums(widened(x[0]), widened(weight[0]), *list, list_type);
+        const auto sums = split_sums(widened(x[0]), widened(weight[0]), *list, call.list_type);
         outs[0] = at::stack(sums);
         return;
     }
-    TORCH_CHECK(group_type == kNotSplit && x.size() == weight.size() && outs.size() == x.size(),
+    TORCH_CHECK(type == kNotSplit && x.size() == weight.size() && outs.size() == x.size(),
                 "the host NPU has one x and one output for groups, or as many as matrices (group_type -1), not ",
-                x.size(), " and ", outs.size(), " with group_type ", group_type);
+                x.size(), " and ", outs.size(), " with group_type ", type);
     for (std::size_t index = 0; index < x.size(); ++index) {
         outs[index] = group_product(x[index], weight[index], static_cast<std::int64_t>(index), 0, options);
     }
 }
-const Formula<"aclnnGroupedMatmulV5", grouped_v5> grouped_by_tensor{kGrouped};
-
-void grouped_of_tiles(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
-                      const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,
-                      const AnyTensorList& antiquant_offset, const TensorList& token_scale,
-                      const OptionalIntegerTensor& list, const TensorList& activation_input,
-                      const TensorList& activation_scale, const TensorList& activation_offset, std::int64_t split_item,
-                      std::int64_t group_type, std::int64_t list_type, std::int64_t activation, const Sizes& tuning,
-                      std::int64_t group_size, const std::vector<Out>& outs, const std::vector<Out>& activation_outs,
-                      const std::vector<Out>& scale_outs) {
-    TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
-    grouped_v5(x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, token_scale, list, activation_input,
-               activation_scale, activation_offset, split_item, group_type, list_type, activation, tuning, outs,
-               activation_outs, scale_outs);
-}
-const Formula<"aclnnGroupedMatmulWeightNz", grouped_of_tiles> grouped_products_of_tiles{kGrouped};
-
-void grouped_v4(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
-                const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,
-                const AnyTensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
-                const TensorList& activation_input, const TensorList& activation_scale,
-                const TensorList& activation_offset, std::int64_t split_item, std::int64_t group_type,
-                std::int64_t list_type, std::int64_t activation, const std::vector<Out>& outs,
-                const std::vector<Out>& activation_outs, const std::vector<Out>& scale_outs) {
-    grouped_v5(x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, token_scale, list, activation_input,
-               activation_scale, activation_offset, split_item, group_type, list_type, activation, {}, outs,
-               activation_outs, scale_outs);
-}
-const Formula<"aclnnGroupedMatmulV4", grouped_v4> grouped_without_tuning{kGrouped};
+constexpr Members<&Grouped::x, &Grouped::weight, &Grouped::bias, &Grouped::scale, &Grouped::offset,
+                  &Grouped::antiquant_scale, &Grouped::antiquant_offset, &Grouped::token_scale, &Grouped::list,
+                  &Grouped::activation_input, &Grouped::activation_scale, &Grouped::activation_offset, &Grouped::unread,
+                  &Grouped::group_type, &Grouped::list_type, &Grouped::activation>
+    kGroupedArguments;
+constexpr Members<&Grouped::outs, &Grouped::unread_outs, &Grouped::unread_outs> kGroupedOuts;
+const Formula<"aclnnGroupedMatmulV4", collected<grouped, kGroupedArguments, kGroupedOuts>> grouped_v4{kGrouped};
+const Formula<"aclnnGroupedMatmulV5", collected<grouped, kGroupedArguments, &Grouped::unread_sizes, kGroupedOuts>>
+    grouped_v5{kGrouped};
+const Formula<"aclnnGroupedMatmulWeightNz",
+              collected<grouped, kGroupedArguments, &Grouped::unread_sizes, &Grouped::group_size, kGroupedOuts>>
+    grouped_of_tiles{kGrouped};
 
 void grouped_add_v2(const Tensor& x, const Tensor& weight, const IntegerTensor& list, const Out& y, bool transpose_x,
                     bool transpose_weight, std::int64_t group_type, std::int64_t list_type) {

@@ -13,10 +13,6 @@
 namespace host_npu {
 namespace {
 
-using Quantized = Without<"quantization">;
-using Padded = Without<"padding sizes">;
-using Shared = Without<"a shared prefix">;
-
 // What all have in common, for what comes between the mask and the result.
 TensorRules inference_rules(const TensorRules& between = {}, const TensorRules& after = {}) {
     TensorRules rules{{"query", kHalves, "* * * | * * * *"},
@@ -37,31 +33,41 @@ const TensorRules kTableAndRope{{"blockTableOptional", {ACL_INT32}, "* *"},
 // The size of the part of a head that has its own tensor.
 constexpr std::int64_t kRope = 64;
 
-// A call: absent tensors are undefined.
-struct Inference {
+// The arguments of all functions: those that are not read say how exactly CANN computes.
+struct Inference : Setting {
     Tensor query, key, value;
+    std::vector<Tensor> key_list, value_list;
     OptionalTensor query_rope, key_rope, pse;
     OptionalIntegerTensor mask, table;
     Ints queries, keys;
     std::int64_t heads_of_keys;
     std::int64_t block_size;
+    bool with_lse;
+    Out out;
+    OptionalOut lse;
+    Without<"quantization"> scale_of_quantization;
+    Without<"padding sizes"> padding;
+    Without<"a shared prefix"> shared;
+    Without<"a learnable sink"> learnable_sink;
+    std::int64_t unread;
+    Ints unread_ints;
 
-    std::int64_t batches(const Setting& at) const {
-        if (at.packed()) return static_cast<std::int64_t>(queries.size());
-        return at.layout == "NSD" ? 1 : query.size(0);
+    std::int64_t batches() const {
+        if (packed()) return static_cast<std::int64_t>(queries.size());
+        return layout == "NSD" ? 1 : query.size(0);
     }
 };
 
-void require_inference(const Inference& call, const Setting& at) {
-    const auto& layout = at.layout;
+void require_inference(const Inference& call) {
+    const auto& layout = call.layout;
     TORCH_CHECK(layout == "BSH" || layout == "BSND" || layout == "BNSD" || layout == "NSD" || layout == "BNSD_BSND" ||
                     layout == "TND",
                 "the host NPU has the layouts BSH, BSND, BNSD, BNSD_BSND, NSD and TND only, not ", layout);
-    TORCH_CHECK(at.mode >= 0 && at.mode <= 4, "the host NPU has the sparse modes 0 to 4 only, not ", at.mode);
-    TORCH_CHECK(at.mode == 0 || call.mask, "the sparse mode ", at.mode, " needs a mask, attenMask");
+    TORCH_CHECK(call.mode >= 0 && call.mode <= 4, "the host NPU has the sparse modes 0 to 4 only, not ", call.mode);
+    TORCH_CHECK(call.mode == 0 || call.mask, "the sparse mode ", call.mode, " needs a mask, attenMask");
     TORCH_CHECK(call.query_rope.has_value() == call.key_rope.has_value(),
                 "queryRope and keyRope must be given together");
-    TORCH_CHECK(!at.packed() || (!call.queries.empty() && !call.keys.empty() && !call.pse),
+    TORCH_CHECK(!call.packed() || (!call.queries.empty() && !call.keys.empty() && !call.pse),
                 "the layout TND needs the lengths of queries and keys, and supports no pse");
     TORCH_CHECK(!call.table || !call.keys.empty(), "a block table needs the lengths of the keys");
 }
@@ -70,14 +76,14 @@ void require_inference(const Inference& call, const Setting& at) {
 std::string dimensions(const Setting& at) { return at.layout.substr(0, at.layout.find('_')); }
 
 // Packed tokens are not one.
-bool is_one_query(const Inference& call, const Setting& at) {
-    return !at.packed() && call.query.size(at.layout == "BSH" || at.layout == "BSND" ? 1 : -2) == 1;
+bool is_one_query(const Inference& call) {
+    return !call.packed() && call.query.size(call.layout == "BSH" || call.layout == "BSND" ? 1 : -2) == 1;
 }
 
-void require_heads(const Inference& call, const Setting& at) {
+void require_heads(const Inference& call) {
     const auto of_keys = call.heads_of_keys;
-    TORCH_CHECK(at.heads > 0 && of_keys > 0 && at.heads % of_keys == 0, "numKeyValueHeads is ", of_keys,
-                ", which does not divide numHeads, ", at.heads);
+    TORCH_CHECK(call.heads > 0 && of_keys > 0 && call.heads % of_keys == 0, "numKeyValueHeads is ", of_keys,
+                ", which does not divide numHeads, ", call.heads);
     // The heads of a tensor are a dimension, or a part of the last one.
     const auto require = [&](const char* name, const Tensor& x, const char* argument, std::int64_t heads,
                              std::size_t dimension) {
@@ -85,9 +91,9 @@ void require_heads(const Inference& call, const Setting& at) {
                                                    : x.size(static_cast<std::int64_t>(dimension)) == heads,
                     argument, " is ", heads, ", and ", name, " of shape ", x.sizes(), " does not have as many heads");
     };
-    const auto of_queries = dimensions(at).find('N');
+    const auto of_queries = dimensions(call).find('N');
     const auto in_blocks = call.key.dim() == 4 ? 1 : std::string::npos;
-    require("query", call.query, "numHeads", at.heads, of_queries);
+    require("query", call.query, "numHeads", call.heads, of_queries);
     require("key", call.key, "numKeyValueHeads", of_keys, call.table ? in_blocks : of_queries);
 }
 
@@ -98,30 +104,29 @@ void require_block_size(const Inference& call) {
 }
 
 // Keys and values have the same shape, but for heads of 192 and 128 elements in the layout TND.
-void require_tensors(const Inference& call, const Setting& at) {
-    const auto layout = dimensions(at);
+void require_tensors(const Inference& call) {
+    const auto layout = dimensions(call);
     // Those of blocks: their number, and the tokens of one.
     const std::string blocks = call.key.dim() == 4 ? "PNLD" : "PLH";
     const auto of_keys = call.table ? blocks : layout;
-    const auto rope = std::to_string(call.heads_of_keys * kRope), queries_rope = std::to_string(at.heads * kRope);
-    const bool is_narrow = at.packed() && !call.table && call.key.size(-1) == 192 && call.value.size(-1) == 128;
+    const auto rope = std::to_string(call.heads_of_keys * kRope), queries_rope = std::to_string(call.heads * kRope);
+    const bool is_narrow = call.packed() && !call.table && call.key.size(-1) == 192 && call.value.size(-1) == 128;
     const auto of_values = is_narrow ? "128" : "D";
     std::vector<Shaped> all{{"query", call.query.sizes(), shape_in(layout, "1", "D", "H1")},
                             {"key", call.key.sizes(), shape_in(of_keys, "2", "D", "H2")},
                             {"value", call.value.sizes(), shape_in(of_keys, "2", of_values, "H2")}};
-    if (call.table) all.push_back({"blockTable", call.table->sizes(), std::to_string(call.batches(at)) + " *"});
+    if (call.table) all.push_back({"blockTable", call.table->sizes(), std::to_string(call.batches()) + " *"});
     if (call.query_rope) {
         const auto size = std::to_string(kRope);
         all.push_back({"queryRope", call.query_rope->sizes(), shape_in(layout, "1", size, queries_rope)});
         all.push_back({"keyRope", call.key_rope->sizes(), shape_in(of_keys, "2", size, rope)});
     }
     require_shapes(all);
-    require_heads(call, at);
-    const auto heads_of_query = layout.ends_with('H') ? call.query.size(-1) / at.heads : call.query.size(-1);
+    require_heads(call);
+    const auto heads_of_query = layout.ends_with('H') ? call.query.size(-1) / call.heads : call.query.size(-1);
     const auto heads_of_key = of_keys.ends_with('H') ? call.key.size(-1) / call.heads_of_keys : call.key.size(-1);
-    TORCH_CHECK(at.packed() || is_one_query(call, at) || heads_of_query % 16 == 0, "query of shape ",
-                call.query.sizes(), " has heads of ", heads_of_query,
-                " elements; CANN takes multiples of 16, except for a single query");
+    TORCH_CHECK(call.packed() || is_one_query(call) || heads_of_query % 16 == 0, "query of shape ", call.query.sizes(),
+                " has heads of ", heads_of_query, " elements; CANN takes multiples of 16, except for a single query");
     TORCH_CHECK(heads_of_query == heads_of_key, "key of shape ", call.key.sizes(), " has heads of ", heads_of_key,
                 " elements, and query of shape ", call.query.sizes(), " has heads of ", heads_of_query);
 }
@@ -137,27 +142,27 @@ void require_lengths(const char* name, const Ints& lengths, std::int64_t batches
     }
 }
 
-void require_sequences(const Inference& call, const Setting& at) {
-    if (at.packed()) require_ends("actualSeqLengths", call.queries, "query", call.query);
-    if (at.packed() && !call.table) {
+void require_sequences(const Inference& call) {
+    if (call.packed()) require_ends("actualSeqLengths", call.queries, "query", call.query);
+    if (call.packed() && !call.table) {
         require_ends("actualSeqLengthsKv", call.keys, "key", call.key);
         TORCH_CHECK(call.queries.size() == call.keys.size(), "actualSeqLengths has ", call.queries.size(),
                     " numbers and actualSeqLengthsKv ", call.keys.size(), "; CANN takes the same number of sequences");
         return;
     }
-    const auto tokens = static_cast<std::int64_t>(dimensions(at).find('S'));
-    if (!at.packed()) require_lengths("actualSeqLengths", call.queries, call.batches(at), call.query.size(tokens));
+    const auto tokens = static_cast<std::int64_t>(dimensions(call).find('S'));
+    if (!call.packed()) require_lengths("actualSeqLengths", call.queries, call.batches(), call.query.size(tokens));
     const auto of_keys = call.table ? call.table->size(1) * call.key.size(-2) : call.key.size(tokens);
-    require_lengths("actualSeqLengthsKv", call.keys, call.batches(at), of_keys);
+    require_lengths("actualSeqLengthsKv", call.keys, call.batches(), of_keys);
 }
 
 // CANN takes more rows and columns than there are queries and keys.
-void require_pse(const Inference& call, const Setting& at) {
+void require_pse(const Inference& call) {
     if (!call.pse) return;
     const auto& pse = *call.pse;
-    TORCH_CHECK(pse.dim() == 4 && (pse.size(0) == 1 || pse.size(0) == call.batches(at)) && pse.size(1) == at.heads,
-                "pseShift has shape ", pse.sizes(), " instead of [1, ", at.heads, ", ...] or [", call.batches(at), ", ",
-                at.heads, ", ...] with a row for each query and a column for each key");
+    TORCH_CHECK(pse.dim() == 4 && (pse.size(0) == 1 || pse.size(0) == call.batches()) && pse.size(1) == call.heads,
+                "pseShift has shape ", pse.sizes(), " instead of [1, ", call.heads, ", ...] or [", call.batches(), ", ",
+                call.heads, ", ...] with a row for each query and a column for each key");
 }
 
 // The number of a batch's tokens: one for all batches, one for each, or all that there are.
@@ -191,9 +196,9 @@ Tensor of_blocks(const Tensor& x, const Inference& call, std::int64_t batch) {
     return blocks.index({numbers.to(at::kLong)}).transpose(0, 1).flatten(1, 2).slice(1, 0, wanted).unsqueeze(0);
 }
 
-Tensor keys_of_batch(const Tensor& x, const Inference& call, std::int64_t batch, const Setting& at) {
-    const auto keys = call.table ? of_blocks(x, call, batch) : of_batch(x, call.keys, batch, call.heads_of_keys, at);
-    return repeated(keys, at.heads);
+Tensor keys_of_batch(const Tensor& x, const Inference& call, std::int64_t batch) {
+    const auto keys = call.table ? of_blocks(x, call, batch) : of_batch(x, call.keys, batch, call.heads_of_keys, call);
+    return repeated(keys, call.heads);
 }
 
 // The part of a tensor of scores or of a mask that is a batch's.
@@ -203,30 +208,30 @@ Tensor batch_of(const Tensor& x, std::int64_t batch, std::int64_t queries, std::
 }
 
 // [batches or 1, 1, queries, keys]. A single query's mask has no dimension for it, or one; a triangle stays.
-OptionalIntegerTensor mask_of_batch(const Inference& call, std::int64_t batch, const Inputs& in, const Setting& at) {
-    if (!call.mask || at.mode >= 2) return call.mask;
+OptionalIntegerTensor mask_of_batch(const Inference& call, std::int64_t batch, const Inputs& in) {
+    if (!call.mask || call.mode >= 2) return call.mask;
     const auto& mask = *call.mask;
-    TORCH_CHECK(!at.packed(), "the host NPU takes a mask of the sparse modes 2 to 4 in the layout TND only");
+    TORCH_CHECK(!call.packed(), "the host NPU takes a mask of the sparse modes 2 to 4 in the layout TND only");
     Tensor whole = mask;
-    if (is_one_query(call, at)) {
+    if (is_one_query(call)) {
         whole = mask.reshape({-1, 1, 1, mask.size(-1)});
     } else if (mask.dim() < 4) {
         whole = mask.dim() == 2 ? mask.unsqueeze(0).unsqueeze(0) : mask.unsqueeze(1);
     }
-    TORCH_CHECK(whole.dim() == 4 && (whole.size(0) == 1 || whole.size(0) == call.batches(at)) && whole.size(1) == 1,
-                "attenMask has shape ", mask.sizes(), " for ", call.batches(at),
+    TORCH_CHECK(whole.dim() == 4 && (whole.size(0) == 1 || whole.size(0) == call.batches()) && whole.size(1) == 1,
+                "attenMask has shape ", mask.sizes(), " for ", call.batches(),
                 " batches; CANN takes one mask, or one for each, and no dimension of heads but 1");
     return IntegerTensor(batch_of(whole, batch, in.query.size(2), in.key.size(2)));
 }
 
-Inputs inputs_of_batch(const Inference& call, std::int64_t batch, const Setting& at) {
-    auto query = of_batch(call.query, call.queries, batch, at.heads, at);
-    auto key = keys_of_batch(call.key, call, batch, at);
+Inputs inputs_of_batch(const Inference& call, std::int64_t batch) {
+    auto query = of_batch(call.query, call.queries, batch, call.heads, call);
+    auto key = keys_of_batch(call.key, call, batch);
     if (call.query_rope) {
-        query = at::cat({query, of_batch(*call.query_rope, call.queries, batch, at.heads, at)}, -1);
-        key = at::cat({key, keys_of_batch(*call.key_rope, call, batch, at)}, -1);
+        query = at::cat({query, of_batch(*call.query_rope, call.queries, batch, call.heads, call)}, -1);
+        key = at::cat({key, keys_of_batch(*call.key_rope, call, batch)}, -1);
     }
-    return {query, key, keys_of_batch(call.value, call, batch, at), call.heads_of_keys, std::nullopt};
+    return {query, key, keys_of_batch(call.value, call, batch), call.heads_of_keys, std::nullopt};
 }
 
 // A batch's rows and 0 for those past its length.
@@ -245,111 +250,101 @@ Tensor log_of_sum(const Forward& each) {
 }
 
 // CANN ignores the sparse mode and the band of one query; a mask counts.
-Setting without_band(const Inference& call, Setting at) {
-    if (!is_one_query(call, at) || call.query_rope) return at;
-    if (!call.mask) at.mode = 0;
-    TORCH_CHECK(at.mode != 2 && at.mode != 4, "the host NPU has no sparse mode ", at.mode,
+Inference without_band(Inference call) {
+    if (!is_one_query(call) || call.query_rope) return call;
+    if (!call.mask) call.mode = 0;
+    TORCH_CHECK(call.mode != 2 && call.mode != 4, "the host NPU has no sparse mode ", call.mode,
                 " of a single query, which CANN ignores: use 0");
-    at.before = at.after = std::numeric_limits<std::int32_t>::max();
-    return at;
+    call.before = call.after = std::numeric_limits<std::int32_t>::max();
+    return call;
 }
 
-void infer(Inference call, const Setting& given, bool with_lse, const Out& out, const OptionalOut& lse) {
-    const auto at = without_band(call, given);
-    if (call.heads_of_keys == 0) call.heads_of_keys = at.heads;
+void infer(const Inference& given) {
+    auto call = without_band(given);
+    call.pse_type = 0;
+    if (call.heads_of_keys == 0) call.heads_of_keys = call.heads;
     // Without it, programs give a tensor of any dtype.
-    TORCH_CHECK(!with_lse || !lse || lse->dtype() == at::kFloat, "softmaxLse has dtype ", name_of(lse->dtype()),
-                " instead of float32");
-    require_inference(call, at);
-    require_tensors(call, at);
+    TORCH_CHECK(!call.with_lse || !call.lse || call.lse->dtype() == at::kFloat, "softmaxLse has dtype ",
+                name_of(call.lse->dtype()), " instead of float32");
+    require_inference(call);
+    require_tensors(call);
     require_block_size(call);
-    require_sequences(call, at);
-    require_pse(call, at);
+    require_sequences(call);
+    require_pse(call);
     std::vector<Tensor> results, logs;
-    for (std::int64_t batch = 0; batch < call.batches(at); ++batch) {
-        const auto in = inputs_of_batch(call, batch, at);
+    for (std::int64_t batch = 0; batch < call.batches(); ++batch) {
+        const auto in = inputs_of_batch(call, batch);
         const auto pse =
             call.pse ? OptionalTensor(batch_of(*call.pse, batch, in.query.size(2), in.key.size(2))) : std::nullopt;
-        const auto each = attention(in, pse, mask_of_batch(call, batch, in, at), at);
+        const auto each = attention(in, pse, mask_of_batch(call, batch, in), call);
         results.push_back(each.result);
-        if (with_lse) logs.push_back(log_of_sum(each));
+        if (call.with_lse) logs.push_back(log_of_sum(each));
     }
-    const auto rows = call.query.size(at.layout == "BSH" || at.layout == "BSND" ? 1 : -2);
-    const auto result = together(results, rows, at);
-    if (at.layout == "NSD") {
-        out = result.squeeze(0);
+    const auto& layout = call.layout;
+    const auto rows = call.query.size(layout == "BSH" || layout == "BSND" ? 1 : -2);
+    const auto result = together(results, rows, call);
+    if (layout == "NSD") {
+        call.out = result.squeeze(0);
     } else {
-        out = at.packed() ? result : in_layout(result, at.layout == "BNSD_BSND" ? "BSND" : at.layout);
+        call.out = call.packed() ? result : in_layout(result, layout == "BNSD_BSND" ? "BSND" : layout);
     }
-    if (with_lse && lse) *lse = together(logs, rows, at);
+    if (call.with_lse && call.lse) *call.lse = together(logs, rows, call);
 }
 
-// The key and the value of a list that has no more.
-const Tensor& only(const std::vector<Tensor>& list) {
-    TORCH_CHECK(list.size() == 1, "the host NPU takes one tensor of keys and one of values only, not ", list.size());
-    return list.front();
+void infer_of_lists(const Inference& given) {
+    auto call = given;
+    TORCH_CHECK(call.key_list.size() == 1 && call.value_list.size() == 1,
+                "the host NPU takes one tensor of keys and one of values only, not ", call.key_list.size(), " and ",
+                call.value_list.size());
+    call.key = call.key_list.front();
+    call.value = call.value_list.front();
+    infer(call);
 }
 
-void prompt(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-            const OptionalIntegerTensor& mask, const Ints& queries, const Ints& keys, const Quantized&,
-            const Quantized&, const Quantized&, const Quantized&, const Quantized&, std::int64_t heads, double scale,
-            std::int64_t before, std::int64_t after, const std::string& layout, std::int64_t heads_of_keys,
-            std::int64_t mode, std::int64_t, const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, 0};
-    infer({query, key, value, {}, {}, pse, mask, {}, queries, keys, heads_of_keys, 0}, at, false, out, {});
+void increment(const Inference& given) {
+    auto call = given;
+    call.before = call.after = 2147483647;
+    TORCH_CHECK(call.query.size(call.layout == "BNSD" ? 2 : 1) == 1, "the query of shape ", call.query.sizes(),
+                " is not one token");
+    TORCH_CHECK(!call.table || (call.block_size > 0 && call.block_size <= 512 && call.block_size % 16 == 0),
+                "blockSize is ", call.block_size, "; CANN takes the multiples of 16 up to 512");
+    infer_of_lists(call);
 }
-const Formula<"aclnnPromptFlashAttentionV3", prompt> attention_of_prompts{inference_rules()};
 
-void increment(const Tensor& query, const std::vector<Tensor>& key, const std::vector<Tensor>& value,
-               const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& keys, const Quantized&,
-               const Quantized&, const Quantized&, const Quantized&, const Quantized&, const Quantized&,
-               const Quantized&, const OptionalIntegerTensor& table, const Padded&, std::int64_t heads, double scale,
-               const std::string& layout, std::int64_t heads_of_keys, std::int64_t block_size, std::int64_t,
-               const Out& out) {
-    constexpr std::int64_t all = 2147483647;
-    const Setting at{scale, all, all, heads, layout, 0, 0};
-    TORCH_CHECK(query.size(layout == "BNSD" ? 2 : 1) == 1, "the query of shape ", query.sizes(), " is not one token");
-    TORCH_CHECK(!table || (block_size > 0 && block_size <= 512 && block_size % 16 == 0), "blockSize is ", block_size,
-                "; CANN takes the multiples of 16 up to 512");
-    infer({query, only(key), only(value), {}, {}, pse, mask, table, {}, keys, heads_of_keys, block_size}, at, false,
-          out, {});
-}
-const Formula<"aclnnIncreFlashAttentionV4", increment> attention_of_increments{inference_rules(kTable)};
+constexpr Members<&Inference::query, &Inference::key_list, &Inference::value_list, &Inference::pse, &Inference::mask>
+    kInferenceInputs;
+constexpr Members<&Inference::scale_of_quantization, &Inference::scale_of_quantization> kTwoScales;
+constexpr auto kFourScales = kTwoScales + kTwoScales;
+constexpr auto kFiveScales = kFourScales + Members<&Inference::scale_of_quantization>{};
+constexpr auto kSevenScales = kFiveScales + kTwoScales;
+constexpr Members<&Inference::heads, &Inference::scale, &Inference::before, &Inference::after, &Inference::layout,
+                  &Inference::heads_of_keys, &Inference::mode>
+    kInferenceWindow;
+constexpr auto kFused = kInferenceInputs + Members<&Inference::queries, &Inference::keys>{} + kSevenScales +
+                        Members<&Inference::table, &Inference::padding, &Inference::padding>{} + kFourScales +
+                        Members<&Inference::shared, &Inference::shared, &Inference::unread_ints, &Inference::query_rope,
+                                &Inference::key_rope>{};
+constexpr auto kFusedSettings =
+    kInferenceWindow + Members<&Inference::unread, &Inference::block_size, &Inference::unread, &Inference::with_lse>{};
 
-void fused(const Tensor& query, const std::vector<Tensor>& key, const std::vector<Tensor>& value,
-           const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& queries, const Ints& keys,
-           const Quantized&, const Quantized&, const Quantized&, const Quantized&, const Quantized&, const Quantized&,
-           const Quantized&, const OptionalIntegerTensor& table, const Padded&, const Padded&, const Quantized&,
-           const Quantized&, const Quantized&, const Quantized&, const Shared&, const Shared&, const Ints&,
-           const OptionalTensor& query_rope, const OptionalTensor& key_rope, const Quantized&, std::int64_t heads,
-           double scale, std::int64_t before, std::int64_t after, const std::string& layout, std::int64_t heads_of_keys,
-           std::int64_t mode, std::int64_t, std::int64_t block_size, std::int64_t, bool with_lse, std::int64_t,
-           std::int64_t, const Out& out, const OptionalOut& lse) {
-    const Setting at{scale, before, after, heads, layout, mode, 0};
-    infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys,
-           block_size},
-          at, with_lse, out, lse);
-}
-const Formula<"aclnnFusedInferAttentionScoreV3", fused> attention_of_inference{
-    inference_rules(kTableAndRope, {{"softmaxLse"}})};
-
-void fused_v4(const Tensor& query, const std::vector<Tensor>& key, const std::vector<Tensor>& value,
-              const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& queries, const Ints& keys,
-              const Quantized&, const Quantized&, const Quantized&, const Quantized&, const Quantized&,
-              const Quantized&, const Quantized&, const OptionalIntegerTensor& table, const Padded&, const Padded&,
-              const Quantized&, const Quantized&, const Quantized&, const Quantized&, const Shared&, const Shared&,
-              const Ints&, const OptionalTensor& query_rope, const OptionalTensor& key_rope, const Quantized&,
-              const Quantized&, const Without<"a learnable sink">&, std::int64_t heads, double scale,
-              std::int64_t before, std::int64_t after, const std::string& layout, std::int64_t heads_of_keys,
-              std::int64_t mode, std::int64_t, std::int64_t block_size, std::int64_t, bool with_lse, std::int64_t,
-              std::int64_t, std::int64_t, const Out& out, const OptionalOut& lse) {
-    const Setting at{scale, before, after, heads, layout, mode, 0};
-    infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys,
-           block_size},
-          at, with_lse, out, lse);
-}
-const Formula<"aclnnFusedInferAttentionScoreV4", fused_v4> attention_of_inference_v4{
-    inference_rules(kTableAndRope, {{"softmaxLse"}})};
+const Formula<"aclnnPromptFlashAttentionV3",
+              collected<infer, &Inference::query, &Inference::key, &Inference::value, &Inference::pse, &Inference::mask,
+                        &Inference::queries, &Inference::keys, kFiveScales, kInferenceWindow, &Inference::unread,
+                        &Inference::out>>
+    attention_of_prompts{inference_rules()};
+const Formula<"aclnnIncreFlashAttentionV4",
+              collected<increment, kInferenceInputs, &Inference::keys, kSevenScales, &Inference::table,
+                        &Inference::padding, &Inference::heads, &Inference::scale, &Inference::layout,
+                        &Inference::heads_of_keys, &Inference::block_size, &Inference::unread, &Inference::out>>
+    attention_of_increments{inference_rules(kTable)};
+const Formula<"aclnnFusedInferAttentionScoreV3",
+              collected<infer_of_lists, kFused, &Inference::scale_of_quantization, kFusedSettings, &Inference::unread,
+                        &Inference::unread, &Inference::out, &Inference::lse>>
+    attention_of_inference{inference_rules(kTableAndRope, {{"softmaxLse"}})};
+const Formula<"aclnnFusedInferAttentionScoreV4",
+              collected<infer_of_lists, kFused, kTwoScales, &Inference::learnable_sink, kFusedSettings,
+                        &Inference::unread, &Inference::unread, &Inference::unread, &Inference::out, &Inference::lse>>
+    attention_of_inference_v4{inference_rules(kTableAndRope, {{"softmaxLse"}})};
 
 }  // namespace
 }  // namespace host_npu

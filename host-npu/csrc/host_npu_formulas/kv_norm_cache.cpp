@@ -37,51 +37,66 @@ void write_cache(const Tensor& rows, const IntegerTensor& index, const std::stri
     }
 }
 
-void kv_norm_v2(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const Tensor& sin, const IntegerTensor& index,
-                const Out& key_cache, const Out& value_cache, Without<"k_rope_scale">, Without<"c_kv_scale">,
-                Without<"k_rope_offset">, Without<"c_kv_offset">, Without<"v">, double epsilon, const std::string& mode,
-                bool with_rows, const OptionalOut& key_out, const OptionalOut& value_out) {
-    TORCH_CHECK(mode == "Norm" || mode == "PA" || mode == "PA_BNSD",
-                "the host NPU has the cache modes Norm, PA and PA_BNSD only, not ", mode);
-    TORCH_CHECK(kv.dim() == 4 && gamma.dim() == 1 && gamma.size(0) < kv.size(-1), "kv of shape ", kv.sizes(),
-                " does not fit gamma of shape ", gamma.sizes());
-    require_shapes({{"cos", cos.sizes(), "...cos"}, {"sin", sin.sizes(), "...cos"}});
-    const auto size = gamma.size(0);
-    const auto parts = kv.split_with_sizes({size, kv.size(-1) - size}, -1);
-    const auto value = rms_normal(parts[0], gamma, epsilon).result;
-    const auto key = rotated_sorted(parts[1], cos, sin);
-    write_cache(key, index, mode, key_cache);
-    write_cache(value, index, mode, value_cache);
-    if (!with_rows) return;
-    *key_out = key;
-    *value_out = value;
-}
-const Formula<"aclnnKvRmsNormRopeCacheV2", kv_norm_v2> kv_norm_with_values;
+struct KvNorm {
+    Tensor kv, gamma, cos, sin;
+    IntegerTensor index;
+    Out key_cache, value_cache;
+    Without<"k_rope_scale"> key_scale;
+    Without<"c_kv_scale"> value_scale;
+    Without<"k_rope_offset"> key_offset;
+    Without<"c_kv_offset"> value_offset;
+    Without<"v"> v;
+    double epsilon;
+    std::string mode;
+    bool with_rows;
+    OptionalOut key_out, value_out;
+};
 
-void kv_norm(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const Tensor& sin, const IntegerTensor& index,
-             const Out& key_cache, const Out& value_cache, Without<"k_rope_scale">, Without<"c_kv_scale">,
-             Without<"k_rope_offset">, Without<"c_kv_offset">, double epsilon, const std::string& mode, bool with_rows,
-             const OptionalOut& key_out, const OptionalOut& value_out) {
-    kv_norm_v2(kv, gamma, cos, sin, index, key_cache, value_cache, {}, {}, {}, {}, {}, epsilon, mode, with_rows,
-               key_out, value_out);
+void kv_norm(const KvNorm& in) {
+    TORCH_CHECK(in.mode == "Norm" || in.mode == "PA" || in.mode == "PA_BNSD",
+                "the host NPU has the cache modes Norm, PA and PA_BNSD only, not ", in.mode);
+    TORCH_CHECK(in.kv.dim() == 4 && in.gamma.dim() == 1 && in.gamma.size(0) < in.kv.size(-1), "kv of shape ",
+                in.kv.sizes(), " does not fit gamma of shape ", in.gamma.sizes());
+    require_shapes({{"cos", in.cos.sizes(), "...cos"}, {"sin", in.sin.sizes(), "...cos"}});
+    const auto size = in.gamma.size(0);
+    const auto parts = in.kv.split_with_sizes({size, in.kv.size(-1) - size}, -1);
+    const auto value = rms_normal(parts[0], in.gamma, in.epsilon).result;
+    const auto key = rotated_sorted(parts[1], in.cos, in.sin);
+    write_cache(key, in.index, in.mode, in.key_cache);
+    write_cache(value, in.index, in.mode, in.value_cache);
+    if (!in.with_rows) return;
+    *in.key_out = key;
+    *in.value_out = value;
 }
-const Formula<"aclnnKvRmsNormRopeCache", kv_norm> kv_norm_and_rope;
+constexpr Members<&KvNorm::kv, &KvNorm::gamma, &KvNorm::cos, &KvNorm::sin, &KvNorm::index, &KvNorm::key_cache,
+                  &KvNorm::value_cache, &KvNorm::key_scale, &KvNorm::value_scale, &KvNorm::key_offset,
+                  &KvNorm::value_offset>
+    kKvInputs;
+constexpr Members<&KvNorm::epsilon, &KvNorm::mode, &KvNorm::with_rows, &KvNorm::key_out, &KvNorm::value_out>
+    kKvSettings;
+const Formula<"aclnnKvRmsNormRopeCache", collected<kv_norm, kKvInputs, kKvSettings>> kv_norm_and_rope;
+const Formula<"aclnnKvRmsNormRopeCacheV2", collected<kv_norm, kKvInputs, &KvNorm::v, kKvSettings>> kv_norm_with_values;
 
-// What MlaProlog takes besides the tensors of every token: absent scales are those of bfloat16.
+// The arguments of MlaProlog; absent scales are those of bfloat16.
 struct Prolog {
-    const AnyTensor &tokens, &down_query, &up_query;
-    const Tensor& up_key;
-    const AnyTensor& down_key;
-    const Tensor &gamma_of_query, &gamma_of_key, &sin, &cos;
-    const OptionalTensor &token_scale, &down_query_scale, &up_query_scale, &down_key_scale, &cache_scale, &smooth;
-    double epsilon_of_query, epsilon_of_key, query_factor, key_factor;
-    const std::string& mode;
+    AnyTensor tokens, down_query, up_query, down_key;
+    Tensor up_key, gamma_of_query, gamma_of_key, sin, cos;
+    IntegerTensor index;
+    OptionalTensor token_scale, down_query_scale, up_query_scale, down_key_scale, cache_scale, smooth;
+    Without<"quantScaleCkr"> rope_scale;
+    Without<"actualSeqLen"> lengths;
+    Without<"kNopeClipAlpha"> clip;
+    double epsilon_of_query, epsilon_of_key, query_factor = 1, key_factor = 1;
+    std::string mode;
+    std::int64_t weight_mode, cache_mode, query_mode, joined, joined_scales, unread;
+    Out key_cache, rope_cache, query, query_rope;
+    OptionalOut query_scale, latent, unread_out;
 
     bool is_quantized() const { return tokens.scalar_type() == at::kChar; }
 };
 
 // What each dtype goes with, and the sizes that CANN takes.
-void require_prolog(const Prolog& in, const Out& cache) {
+void require_prolog(const Prolog& in) {
     const auto hidden = in.tokens.size(-1), rank = in.down_query.size(1);
     const auto heads = in.up_key.size(0), size = in.up_key.size(1);
     TORCH_CHECK((hidden % 1024 == 0 && hidden > 0 && hidden <= 8192) || hidden == 7680, "tokenX has rows of ", hidden,
@@ -101,7 +116,7 @@ void require_prolog(const Prolog& in, const Out& cache) {
     TORCH_CHECK(in.is_quantized() == has_scales,
                 "dequantScaleX and those of the weights must be given where tokenX has "
                 "dtype int8, and only there");
-    const bool quantizes = cache.dtype() == at::kChar;
+    const bool quantizes = in.key_cache.dtype() == at::kChar;
     TORCH_CHECK(quantizes == in.cache_scale.has_value() && (in.is_quantized() || !quantizes),
                 "quantScaleCkv must be given where kvCache has dtype int8, as tokenX, and only there");
 }
@@ -123,9 +138,8 @@ void write_blocks(const Tensor& rows, const IntegerTensor& index, const std::str
     write_cache(rows.reshape({1, rows.size(0), -1, width}).transpose(1, 2), index, "PA", Out(columns));
 }
 
-void prolog(const Prolog& in, const IntegerTensor& index, const Out& query, const Out& query_rope,
-            const OptionalOut& query_scale, const Out& key_cache, const Out& rope_cache) {
-    require_prolog(in, key_cache);
+void prolog(const Prolog& in) {
+    require_prolog(in);
     const auto tokens = widened(in.tokens).flatten(0, -2);
     const auto cos = in.cos.reshape({tokens.size(0), -1}), sin = in.sin.reshape({tokens.size(0), -1});
     auto latent = projected(tokens, in.down_query, in.down_query_scale, in.token_scale);
@@ -143,62 +157,32 @@ void prolog(const Prolog& in, const IntegerTensor& index, const Out& query, cons
     auto found = as_bfloat16(at::matmul(as_bfloat16(parts[0]).transpose(0, 1), in.up_key).transpose(0, 1));
     auto turned = rotated_sorted(parts[1], cos.unsqueeze(1), sin.unsqueeze(1));
     if (in.cache_scale) {
-        TORCH_CHECK(query_scale && query.dtype() == at::kChar,
+        TORCH_CHECK(in.query_scale && in.query.dtype() == at::kChar,
                     "query must have dtype int8, and dequantScaleQNope be given, "
                     "where kvCache has dtype int8");
         const auto [whole, scale] = quantized_rows(found);
         found = whole;
         turned = as_bfloat16(turned) * in.cache_scale->flatten()[0] / scale.unsqueeze(-1);
-        *query_scale = scale.reshape(query_scale->sizes());
+        *in.query_scale = scale.reshape(in.query_scale->sizes());
     }
-    query = found.reshape(query.sizes());
-    query_rope = turned.reshape(query_rope.sizes());
+    in.query = found.reshape(in.query.sizes());
+    in.query_rope = turned.reshape(in.query_rope.sizes());
     const auto keys = projected(tokens, in.down_key, in.down_key_scale, in.token_scale);
     const auto rank = in.gamma_of_key.size(0);
     auto key = rms_normal(keys.slice(1, 0, rank), in.gamma_of_key, in.epsilon_of_key).result * in.key_factor;
     if (in.cache_scale) key = saturated(key * *in.cache_scale, at::kChar);
-    write_blocks(key, index, in.mode, key_cache);
-    write_blocks(rotated_sorted(keys.slice(1, rank), cos, sin), index, in.mode, rope_cache);
+    write_blocks(key, in.index, in.mode, in.key_cache);
+    write_blocks(rotated_sorted(keys.slice(1, rank), cos, sin), in.index, in.mode, in.rope_cache);
 }
 
-using NoRopeScale = Without<"quantScaleCkr">;
-
-void prolog_v3(const AnyTensor& tokens, const AnyTensor& down_query, const AnyTensor& up_query, const Tensor& up_key,
-               const AnyTensor& down_key, const Tensor& gamma_of_query, const Tensor& gamma_of_key, const Tensor& sin,
-               const Tensor& cos, const Out& key_cache, const Out& rope_cache, const IntegerTensor& index,
-               const OptionalTensor& token_scale, const OptionalTensor& down_query_scale,
-               const OptionalTensor& up_query_scale, const OptionalTensor& down_key_scale,
-               const OptionalTensor& cache_scale, NoRopeScale, const OptionalTensor& smooth, Without<"actualSeqLen">,
-               Without<"kNopeClipAlpha">, double epsilon_of_query, double epsilon_of_key, const std::string& mode,
-               std::int64_t weights, std::int64_t caches, std::int64_t queries, std::int64_t joined,
-               std::int64_t joined_scales, std::int64_t, double query_factor, double key_factor, const Out& query,
-               const Out& query_rope, const OptionalOut& query_scale, const OptionalOut& latent, const OptionalOut&) {
-    const Prolog in{tokens,         down_query,  up_query, up_key,           down_key,         gamma_of_query,
-                    gamma_of_key,   sin,         cos,      token_scale,      down_query_scale, up_query_scale,
-                    down_key_scale, cache_scale, smooth,   epsilon_of_query, epsilon_of_key,   query_factor,
-                    key_factor,     mode};
-    const bool quantizes = cache_scale.has_value();
-    TORCH_CHECK(weights == (in.is_quantized() ? 2 : 0) && caches == quantizes && queries == quantizes && joined == 0 &&
-                    joined_scales == 0,
+void prolog_v3(const Prolog& in) {
+    const bool quantizes = in.cache_scale.has_value();
+    TORCH_CHECK(in.weight_mode == (in.is_quantized() ? 2 : 0) && in.cache_mode == quantizes &&
+                    in.query_mode == quantizes && in.joined == 0 && in.joined_scales == 0,
                 "the host NPU has weightQuantMode 0, or 2 for int8, kvCacheQuantMode and queryQuantMode 0, or 1 with "
                 "quantScaleCkv, and the other modes 0 only");
-    TORCH_CHECK(!latent || c10::multiply_integers(latent->sizes()) == 0, "the host NPU has no queryNormOut");
-    prolog(in, index, query, query_rope, query_scale, key_cache, rope_cache);
-}
-
-void prolog_v2(const AnyTensor& tokens, const AnyTensor& down_query, const AnyTensor& up_query, const Tensor& up_key,
-               const AnyTensor& down_key, const Tensor& gamma_of_query, const Tensor& gamma_of_key, const Tensor& sin,
-               const Tensor& cos, const IntegerTensor& index, const Out& key_cache, const Out& rope_cache,
-               const OptionalTensor& token_scale, const OptionalTensor& down_query_scale,
-               const OptionalTensor& up_query_scale, const OptionalTensor& down_key_scale,
-               const OptionalTensor& cache_scale, NoRopeScale, const OptionalTensor& smooth, double epsilon_of_query,
-               double epsilon_of_key, const std::string& mode, const Out& query, const Out& query_rope,
-               const OptionalOut& query_scale) {
-    const bool quantizes = cache_scale.has_value();
-    prolog_v3(tokens, down_query, up_query, up_key, down_key, gamma_of_query, gamma_of_key, sin, cos, key_cache,
-              rope_cache, index, token_scale, down_query_scale, up_query_scale, down_key_scale, cache_scale, {}, smooth,
-              {}, {}, epsilon_of_query, epsilon_of_key, mode, tokens.scalar_type() == at::kChar ? 2 : 0, quantizes,
-              quantizes, 0, 0, 128, 1, 1, query, query_rope, query_scale, {}, {});
+    TORCH_CHECK(!in.latent || c10::multiply_integers(in.latent->sizes()) == 0, "the host NPU has no queryNormOut");
+    prolog(in);
 }
 
 const Dtypes kBrain{ACL_BF16}, kBrainOrInt8{ACL_BF16, ACL_INT8};
@@ -215,14 +199,48 @@ const TensorRule kUpQueryScale{"dequantScaleWUqQr", kFloat, "1 *"},
 const TensorRule kCacheScale{"quantScaleCkv", kFloat, "1 | 1 512"}, kSmooth{"smoothScalesCq", kFloat, "1 Q"};
 const TensorRule kQuery{"queryOut", kBrainOrInt8, "T N 512 | B S N 512"}, kQueryScale{"dequantScaleQNope", kFloat};
 const TensorRule kQueryRope{"queryRopeOut", kBrain, "T N 64 | B S N 64"};
-const Formula<"aclnnMlaPrologV2WeightNz", prolog_v2> mla_prolog_v2{
-    kTokens,       kDownQuery,    kUpQuery,    kUpKey,    kDownKey,   kGammaOfQuery, kGammaOfKey,
-    kSin,          kCos,          kIndex,      kKeyCache, kRopeCache, kTokenScale,   kDownQueryScale,
-    kUpQueryScale, kDownKeyScale, kCacheScale, kSmooth,   kQuery,     kQueryRope,    kQueryScale};
-const Formula<"aclnnMlaPrologV3WeightNz", prolog_v3> mla_prolog_v3{
-    kTokens,     kDownQuery, kUpQuery,   kUpKey,     kDownKey,    kGammaOfQuery,    kGammaOfKey,          kSin,
-    kCos,        kKeyCache,  kRopeCache, kIndex,     kTokenScale, kDownQueryScale,  kUpQueryScale,        kDownKeyScale,
-    kCacheScale, kSmooth,    kQuery,     kQueryRope, kQueryScale, {"queryNormOut"}, {"dequantScaleQNorm"}};
+constexpr Members<&Prolog::tokens, &Prolog::down_query, &Prolog::up_query, &Prolog::up_key, &Prolog::down_key,
+                  &Prolog::gamma_of_query, &Prolog::gamma_of_key, &Prolog::sin, &Prolog::cos>
+    kPrologInputs;
+constexpr Members<&Prolog::token_scale, &Prolog::down_query_scale, &Prolog::up_query_scale, &Prolog::down_key_scale,
+                  &Prolog::cache_scale, &Prolog::rope_scale, &Prolog::smooth>
+    kPrologScales;
+constexpr Members<&Prolog::epsilon_of_query, &Prolog::epsilon_of_key, &Prolog::mode> kPrologSettings;
+constexpr Members<&Prolog::query, &Prolog::query_rope, &Prolog::query_scale> kPrologOuts;
+const Formula<"aclnnMlaPrologV2WeightNz", collected<prolog, kPrologInputs, &Prolog::index, &Prolog::key_cache,
+                                                    &Prolog::rope_cache, kPrologScales, kPrologSettings, kPrologOuts>>
+    mla_prolog_v2{kTokens,       kDownQuery,    kUpQuery,    kUpKey,    kDownKey,   kGammaOfQuery, kGammaOfKey,
+                  kSin,          kCos,          kIndex,      kKeyCache, kRopeCache, kTokenScale,   kDownQueryScale,
+                  kUpQueryScale, kDownKeyScale, kCacheScale, kSmooth,   kQuery,     kQueryRope,    kQueryScale};
+const Formula<
+    "aclnnMlaPrologV3WeightNz",
+    collected<prolog_v3, kPrologInputs, &Prolog::key_cache, &Prolog::rope_cache, &Prolog::index, kPrologScales,
+              &Prolog::lengths, &Prolog::clip, kPrologSettings, &Prolog::weight_mode, &Prolog::cache_mode,
+              &Prolog::query_mode, &Prolog::joined, &Prolog::joined_scales, &Prolog::unread, &Prolog::query_factor,
+              &Prolog::key_factor, kPrologOuts, &Prolog::latent, &Prolog::unread_out>>
+    mla_prolog_v3{kTokens,
+                  kDownQuery,
+                  kUpQuery,
+                  kUpKey,
+                  kDownKey,
+                  kGammaOfQuery,
+                  kGammaOfKey,
+                  kSin,
+                  kCos,
+                  kKeyCache,
+                  kRopeCache,
+                  kIndex,
+                  kTokenScale,
+                  kDownQueryScale,
+                  kUpQueryScale,
+                  kDownKeyScale,
+                  kCacheScale,
+                  kSmooth,
+                  kQuery,
+                  kQueryRope,
+                  kQueryScale,
+                  {"queryNormOut"},
+                  {"dequantScaleQNorm"}};
 
 }  // namespace
 }  // namespace host_npu

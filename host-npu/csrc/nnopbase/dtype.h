@@ -9,95 +9,52 @@
 
 namespace host_npu {
 
-// The size of an element in bytes; 0 for an unknown type.
-constexpr std::size_t item_size(aclDataType dtype) {
-    switch (dtype) {
-        case ACL_BOOL:
-        case ACL_INT8:
-        case ACL_UINT8:
-            return 1;
-        case ACL_FLOAT16:
-        case ACL_BF16:
-        case ACL_INT16:
-        case ACL_UINT16:
-            return 2;
-        case ACL_FLOAT:
-        case ACL_INT32:
-        case ACL_UINT32:
-        case ACL_COMPLEX32:
-            return 4;
-        case ACL_DOUBLE:
-        case ACL_INT64:
-        case ACL_UINT64:
-        case ACL_COMPLEX64:
-            return 8;
-        case ACL_COMPLEX128:
-            return 16;
-        default:
-            return 0;
+struct DtypeProperties {
+    aclDataType dtype;
+    const char* name;
+    // The bytes of an element; 0 for what the host NPU does not compute with.
+    std::size_t item_size;
+};
+
+inline constexpr DtypeProperties kDtypeProperties[] = {
+    {ACL_FLOAT, "float32", 4},
+    {ACL_FLOAT16, "float16", 2},
+    {ACL_BF16, "bfloat16", 2},
+    {ACL_DOUBLE, "float64", 8},
+    {ACL_INT8, "int8", 1},
+    {ACL_INT16, "int16", 2},
+    {ACL_INT32, "int32", 4},
+    {ACL_INT64, "int64", 8},
+    {ACL_UINT8, "uint8", 1},
+    {ACL_UINT16, "uint16", 2},
+    {ACL_UINT32, "uint32", 4},
+    {ACL_UINT64, "uint64", 8},
+    {ACL_BOOL, "bool", 1},
+    {ACL_COMPLEX32, "complex32", 4},
+    {ACL_COMPLEX64, "complex64", 8},
+    {ACL_COMPLEX128, "complex128", 16},
+    {ACL_STRING, "string", 0},
+    {ACL_INT4, "int4", 0},
+    {ACL_UINT1, "uint1", 0},
+    {ACL_HIFLOAT8, "hifloat8", 0},
+    {ACL_FLOAT8_E5M2, "float8_e5m2", 0},
+    {ACL_FLOAT8_E4M3FN, "float8_e4m3fn", 0},
+    {ACL_FLOAT8_E8M0, "float8_e8m0fnu", 0},
+    {ACL_FLOAT6_E3M2, "float6_e3m2", 0},
+    {ACL_FLOAT6_E2M3, "float6_e2m3", 0},
+    {ACL_FLOAT4_E2M1, "float4_e2m1", 0},
+    {ACL_FLOAT4_E1M2, "float4_e1m2", 0},
+};
+
+constexpr DtypeProperties properties(aclDataType dtype) {
+    for (const auto& each : kDtypeProperties) {
+        if (each.dtype == dtype) return each;
     }
+    return {dtype, "unknown", 0};
 }
 
-constexpr const char* dtype_name(aclDataType dtype) {
-    switch (dtype) {
-        case ACL_FLOAT:
-            return "float32";
-        case ACL_FLOAT16:
-            return "float16";
-        case ACL_BF16:
-            return "bfloat16";
-        case ACL_DOUBLE:
-            return "float64";
-        case ACL_INT8:
-            return "int8";
-        case ACL_INT16:
-            return "int16";
-        case ACL_INT32:
-            return "int32";
-        case ACL_INT64:
-            return "int64";
-        case ACL_UINT8:
-            return "uint8";
-        case ACL_UINT16:
-            return "uint16";
-        case ACL_UINT32:
-            return "uint32";
-        case ACL_UINT64:
-            return "uint64";
-        case ACL_BOOL:
-            return "bool";
-        case ACL_COMPLEX32:
-            return "complex32";
-        case ACL_COMPLEX64:
-            return "complex64";
-        case ACL_COMPLEX128:
-            return "complex128";
-        case ACL_STRING:
-            return "string";
-        case ACL_INT4:
-            return "int4";
-        case ACL_UINT1:
-            return "uint1";
-        case ACL_HIFLOAT8:
-            return "hifloat8";
-        case ACL_FLOAT8_E5M2:
-            return "float8_e5m2";
-        case ACL_FLOAT8_E4M3FN:
-            return "float8_e4m3fn";
-        case ACL_FLOAT8_E8M0:
-            return "float8_e8m0fnu";
-        case ACL_FLOAT6_E3M2:
-            return "float6_e3m2";
-        case ACL_FLOAT6_E2M3:
-            return "float6_e2m3";
-        case ACL_FLOAT4_E2M1:
-            return "float4_e2m1";
-        case ACL_FLOAT4_E1M2:
-            return "float4_e1m2";
-        default:
-            return "unknown";
-    }
-}
+constexpr std::size_t item_size(aclDataType dtype) { return properties(dtype).item_size; }
+constexpr const char* dtype_name(aclDataType dtype) { return properties(dtype).name; }
 
 // A set of data types.
 class DtypeSet {

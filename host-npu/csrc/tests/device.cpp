@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <complex>
 #include <cstring>
 #include <numeric>
 
@@ -38,66 +39,55 @@ double float16_value(std::uint16_t bits) {
     return exponent == 0 ? sign * std::ldexp(mantissa, -24) : sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
 
-template <class Value>
-void append(std::vector<std::uint8_t>& bytes, Value value) {
-    const auto* const begin = reinterpret_cast<const std::uint8_t*>(&value);
-    bytes.insert(bytes.end(), begin, begin + sizeof value);
+// Calls `body` with a number of the type; the numbers of 16 bits are those bits.
+template <class Body>
+auto with_number(aclDataType dtype, const Body& body) {
+    switch (dtype) {
+        case ACL_FLOAT:
+            return body(0.0f);
+        case ACL_DOUBLE:
+            return body(0.0);
+        case ACL_FLOAT16:
+        case ACL_BF16:
+            return body(std::uint16_t{});
+        case ACL_INT64:
+            return body(std::int64_t{});
+        case ACL_INT32:
+            return body(std::int32_t{});
+        case ACL_INT16:
+            return body(std::int16_t{});
+        case ACL_INT8:
+            return body(std::int8_t{});
+        case ACL_COMPLEX64:
+            return body(std::complex<float>{});
+        case ACL_COMPLEX128:
+            return body(std::complex<double>{});
+        default:
+            return body(std::uint8_t{});
+    }
+}
+
+double bfloat16_bits(double value) {
+    return std::bit_cast<std::uint32_t>(static_cast<float>(rounded(ACL_BF16, value))) >> 16;
 }
 
 void append(std::vector<std::uint8_t>& bytes, aclDataType dtype, double value) {
-    switch (dtype) {
-        case ACL_FLOAT:
-            return append(bytes, static_cast<float>(value));
-        case ACL_DOUBLE:
-            return append(bytes, value);
-        case ACL_FLOAT16:
-            return append(bytes, float16_bits(value));
-        case ACL_BF16: {
-            const auto single = static_cast<float>(rounded(ACL_BF16, value));
-            return append(bytes, static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(single) >> 16));
-        }
-        case ACL_INT64:
-            return append(bytes, static_cast<std::int64_t>(value));
-        case ACL_INT32:
-            return append(bytes, static_cast<std::int32_t>(value));
-        case ACL_INT16:
-            return append(bytes, static_cast<std::int16_t>(value));
-        case ACL_INT8:
-            return append(bytes, static_cast<std::int8_t>(value));
-        case ACL_UINT8:
-        case ACL_BOOL:
-            return append(bytes, static_cast<std::uint8_t>(value));
-        default:
-            // Types that no operator takes: only their size matters.
-            bytes.resize(bytes.size() + item_size(dtype));
-    }
+    const double stored = dtype == ACL_FLOAT16 ? float16_bits(value) : dtype == ACL_BF16 ? bfloat16_bits(value) : value;
+    with_number(dtype, [&]<class Number>(Number number) {
+        number = static_cast<Number>(stored);
+        const auto* const begin = reinterpret_cast<const std::uint8_t*>(&number);
+        bytes.insert(bytes.end(), begin, begin + sizeof number);
+    });
 }
 
 double value_at(aclDataType dtype, const std::uint8_t* from) {
-    const auto as = [&]<class Value>(Value value) {
-        std::memcpy(&value, from, sizeof value);
+    return with_number(dtype, [&](auto number) {
+        std::memcpy(&number, from, sizeof number);
+        const auto value = static_cast<double>(std::real(number));
+        if (dtype == ACL_FLOAT16) return float16_value(static_cast<std::uint16_t>(value));
+        if (dtype == ACL_BF16) return double{std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16)};
         return value;
-    };
-    switch (dtype) {
-        case ACL_FLOAT:
-            return as(0.0f);
-        case ACL_DOUBLE:
-            return as(0.0);
-        case ACL_FLOAT16:
-            return float16_value(as(std::uint16_t{}));
-        case ACL_BF16:
-            return std::bit_cast<float>(static_cast<std::uint32_t>(as(std::uint16_t{})) << 16);
-        case ACL_INT64:
-            return static_cast<double>(as(std::int64_t{}));
-        case ACL_INT32:
-            return as(std::int32_t{});
-        case ACL_INT16:
-            return as(std::int16_t{});
-        case ACL_INT8:
-            return as(std::int8_t{});
-        default:
-            return *from;
-    }
+    });
 }
 
 }  // namespace
@@ -107,23 +97,7 @@ std::int64_t numel(const Shape& shape) {
 }
 
 std::size_t item_size(aclDataType dtype) {
-    switch (dtype) {
-        case ACL_FLOAT16:
-        case ACL_BF16:
-        case ACL_INT16:
-            return 2;
-        case ACL_FLOAT:
-        case ACL_INT32:
-            return 4;
-        case ACL_DOUBLE:
-        case ACL_INT64:
-        case ACL_COMPLEX64:
-            return 8;
-        case ACL_COMPLEX128:
-            return 16;
-        default:
-            return 1;
-    }
+    return with_number(dtype, [](auto number) { return sizeof number; });
 }
 
 double rounded(aclDataType dtype, double value) {

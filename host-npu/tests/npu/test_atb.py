@@ -3,16 +3,12 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import assert_near
 from torch import Tensor
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _HEADS, _SIZE, _BLOCK = 2, 16, 4
 _SCALE = 0.3
-
-
-def _assert_near(actual: Tensor, expected: Tensor) -> None:
-    unit = 2.0**-10 if actual.dtype is torch.float16 else 2.0**-7
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=unit * float(expected.abs().max()))
 
 
 def _attention(queries: Tensor, keys: Tensor, values: Tensor, is_kept: Tensor | None = None) -> Tensor:
@@ -120,7 +116,7 @@ def test_sequences_one_after_the_other_attend_to_themselves(dtype, has_mask, que
         _attention(*sequence, _causal(len(sequence[0]), len(sequence[0])) if has_mask else None)
         for sequence in zip(*(x.split([3, 4]) for x in (queries, keys, values)), strict=True)
     ]
-    _assert_near(out, torch.cat(expected))
+    assert_near(out, torch.cat(expected), units=2)
 
 
 def _attended(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +129,7 @@ def _attended(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_minus_10000_leaves_out_in_bfloat16():
-    _assert_near(*_attended(torch.zeros(4, 4).masked_fill(~_causal(4, 4), -10000).bfloat16()))
+    assert_near(*_attended(torch.zeros(4, 4).masked_fill(~_causal(4, 4), -10000).bfloat16()), units=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16])
@@ -150,7 +146,7 @@ def test_queries_attend_to_a_cache_in_blocks(dtype):
         queries.npu(), cache.keys.npu(), cache.values.npu(), _HEADS, 4, _SCALE, cache.table.npu(),
         torch.tensor(cache.lengths, dtype=torch.int32), out=out,
     )  # fmt: skip
-    _assert_near(out, torch.cat([_attention(queries[[i]], *cache.of_sequence(i)) for i in range(2)]))
+    assert_near(out, torch.cat([_attention(queries[[i]], *cache.of_sequence(i)) for i in range(2)]), units=2)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -162,7 +158,7 @@ def test_values_may_be_the_first_elements_of_the_keys(dtype):
         torch.tensor(cache.lengths, dtype=torch.int32), 8, out=out,
     )  # fmt: skip
     keys = [cache.of_sequence(i)[0] for i in range(2)]
-    _assert_near(out, torch.cat([_attention(queries[[i]], keys[i], keys[i][..., :8]) for i in range(2)]))
+    assert_near(out, torch.cat([_attention(queries[[i]], keys[i], keys[i][..., :8]) for i in range(2)]), units=2)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -176,13 +172,13 @@ def test_several_queries_of_a_sequence_attend_to_what_came_before_them(dtype):
     out = torch.empty_like(queries).npu()
     compressed = _masked(_causal(128, 128), dtype).npu()
     torch_npu._npu_flash_attention_qlens(*tensors, compressed, row_lengths, contexts, _HEADS, 4, _SCALE, out=out)
-    _assert_near(out, expected)
+    assert_near(out, expected, units=2)
     of_rows = torch.cat([torch.nn.functional.pad(each, (0, 8 - each.size(1))) for each in kept])
     out = torch.empty_like(queries).npu()
     torch_npu._npu_paged_attention_splitfuse(
         *tensors, contexts, _masked(of_rows, dtype).npu(), row_lengths, _HEADS, 4, _SCALE, out=out
     )
-    _assert_near(out, expected)
+    assert_near(out, expected, units=2)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -294,7 +290,7 @@ def test_a_sequence_may_have_no_tokens():
     out = torch.empty_like(x[0]).npu()
     lengths = torch.tensor([0, 3], dtype=torch.int32)
     torch_npu._npu_flash_attention_unpad(*x.npu(), lengths, _SCALE, 2, 2, out=out)
-    _assert_near(out, _attention(*x))
+    assert_near(out, _attention(*x), units=2)
 
 
 def test_blocks_have_tokens():

@@ -5,11 +5,11 @@ import functools
 import host_npu
 import pytest
 import torch
+from tests._values import DTYPES, assert_near
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 _QUERIES, _KEYS = 6, 9
 _KEPT = torch.arange(_KEYS) - torch.arange(_QUERIES)[:, None] < 3
 _OF_BATCHES = torch.stack([_KEPT, _KEPT.flip(0)])[:, None]
@@ -40,8 +40,7 @@ def _check(inputs, **options):
         _gradients(inputs, options, "npu"), _gradients(inputs, options, "cpu", torch.float64), strict=True
     ):
         assert actual.dtype == inputs[0].dtype
-        limit = 2 * _TOLERANCES[actual.dtype] * expected.abs().max().item()
-        torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
+        assert_near(actual, expected, units=2)
 
 
 # What torch_npu has an own kernel for.
@@ -57,7 +56,7 @@ if torch.__version__ >= (2, 12):
     _FUSED["a mask of keys"] = {"attn_mask": _OF_KEYS}
 
 
-@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+@DTYPES
 @pytest.mark.parametrize("options", _FUSED.values(), ids=_FUSED)
 def test_results_and_gradients_of_the_fused_kernel_are_those_of_float64(options, dtype):
     host_npu.reset()
@@ -72,7 +71,7 @@ def test_torch_npu_2_9_passes_on_a_mask_of_keys_which_cann_refuses():
         scaled_dot_product_attention(*(each.npu() for each in _inputs(torch.float16)), attn_mask=_OF_KEYS.npu())
 
 
-@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+@DTYPES
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=["no mask", "causal"])
 def test_groups_of_heads_share_keys_and_values(options, dtype):
     _check(_inputs(dtype, heads_of_keys=2), enable_gqa=True, **options)
@@ -86,7 +85,7 @@ def test_long_sequences_are_computed_in_blocks(queries, keys, causal):
 
 
 # What it has none for goes by PyTorch's operators, as on a device.
-@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+@DTYPES
 @pytest.mark.parametrize("size", [16, 520])
 def test_other_calls_are_composed_of_pytorchs_operators(size, dtype):
     host_npu.reset()
@@ -110,8 +109,7 @@ def test_a_learned_bias_has_the_gradient_of_float64(dtype):
         return torch.autograd.grad(result.sin().sum(), bias)[0].cpu().double()
 
     expected = gradient("cpu", torch.float64)
-    limit = 4 * _TOLERANCES[dtype] * expected.abs().max().item()
-    torch.testing.assert_close(gradient("npu", dtype), expected, rtol=0, atol=limit)
+    assert_near(gradient("npu", dtype), expected, units=4, dtype=dtype)
 
 
 def test_a_query_that_attends_to_nothing_has_the_result_0_and_no_gradient():

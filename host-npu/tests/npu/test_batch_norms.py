@@ -3,17 +3,12 @@
 import pytest
 import torch
 import torch_npu  # noqa: F401
+from tests._values import assert_near
 from torch import Tensor
 
 _EPSILON, _MOMENTUM = 1e-5, 0.1
 _SHAPE = 5, 3, 4, 6
 _DIMS = (0, 2, 3)
-
-
-def _assert_close(actual: Tensor, expected: Tensor, units: float = 2) -> None:
-    assert actual.shape == expected.shape
-    limit = units * 2e-6 * expected.abs().max().item()
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,14 +19,14 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def test_statistics_of_a_rank_are_those_of_float64():
     x = torch.randn(_SHAPE)
     for actual, expected in zip(torch.batch_norm_stats(x.npu(), _EPSILON), _moments(x), strict=True):
-        _assert_close(actual, expected)
+        assert_near(actual, expected, units=2)
 
 
 def test_sums_of_a_rank_are_those_of_float64():
     x = torch.randn(_SHAPE)
     total, squares = torch.ops.npu.batch_norm_reduce(x.npu(), _EPSILON)
-    _assert_close(total, x.double().sum(_DIMS), units=16)
-    _assert_close(squares, x.double().square().sum(_DIMS))
+    assert_near(total, x.double().sum(_DIMS), units=16)
+    assert_near(squares, x.double().square().sum(_DIMS), units=2)
 
 
 def test_statistics_of_ranks_are_those_of_all_rows():
@@ -44,9 +39,9 @@ def test_statistics_of_ranks_are_those_of_all_rows():
     )
     together = torch.cat(parts).double()
     for actual, expected in zip(results, _moments(together), strict=True):
-        _assert_close(actual, expected)
-    _assert_close(running[0], 0.9 + 0.1 * together.mean(_DIMS))
-    _assert_close(running[1], 1.8 + 0.1 * together.var(_DIMS))
+        assert_near(actual, expected, units=2)
+    assert_near(running[0], 0.9 + 0.1 * together.mean(_DIMS), units=2)
+    assert_near(running[1], 1.8 + 0.1 * together.var(_DIMS), units=2)
 
 
 def test_sums_of_ranks_are_those_of_all_rows():
@@ -60,9 +55,9 @@ def test_sums_of_ranks_are_those_of_all_rows():
     together = torch.cat(parts).double()
     # The means are near 0: as exact as the sums.
     for actual, expected in zip(results, _moments(together), strict=True):
-        _assert_close(actual, expected, units=8)
-    _assert_close(running[0], 0.9 + 0.1 * together.mean(_DIMS))
-    _assert_close(running[1], 1.8 + 0.1 * together.var(_DIMS))
+        assert_near(actual, expected, units=8)
+    assert_near(running[0], 0.9 + 0.1 * together.mean(_DIMS), units=2)
+    assert_near(running[1], 1.8 + 0.1 * together.var(_DIMS), units=2)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -75,11 +70,11 @@ def test_elements_and_gradients_are_those_of_float64(affine):
 
     mean, invstd = (each.float().npu() for each in _moments(x))
     on_npu = [None if each is None else each.npu() for each in (x, weight, bias)]
-    _assert_close(torch.batch_norm_elemt(on_npu[0], *on_npu[1:], mean, invstd, _EPSILON), expected.detach())
+    assert_near(torch.batch_norm_elemt(on_npu[0], *on_npu[1:], mean, invstd, _EPSILON), expected.detach(), units=2)
     sums = torch.batch_norm_backward_reduce(dy.npu(), on_npu[0], mean, invstd, on_npu[1], True, affine, affine)
     counts = torch.tensor([60, 60], dtype=torch.int32).npu()
     dx = torch.batch_norm_backward_elemt(dy.npu(), on_npu[0], mean, invstd, on_npu[1], *sums[:2], counts)
-    _assert_close(dx, reference[0].grad, units=4)
+    assert_near(dx, reference[0].grad, units=4)
     if affine:
-        _assert_close(sums[2], reference[1].grad, units=4)
-        _assert_close(sums[3], reference[2].grad, units=4)
+        assert_near(sums[2], reference[1].grad, units=4)
+        assert_near(sums[3], reference[2].grad, units=4)

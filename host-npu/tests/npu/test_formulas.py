@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch_npu
+from tests._values import DTYPES, assert_near
 from torch import Tensor
 
 _EPSILON = 1e-6
-# Relative to the largest element: the sums are in float32, and 16-bit results are rounded once, to half a unit.
-_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 _Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
@@ -207,7 +206,6 @@ _CASES = (
         _ANGLES,
     ),
 )
-_IN_EACH_DTYPE = pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
 
 
 def _inputs(case: _Case, dtype: torch.dtype) -> list[Tensor]:
@@ -218,18 +216,12 @@ def _tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
-def _assert_close(actual: Tensor, expected: Tensor, units: float = 1, dtype: torch.dtype | None = None) -> None:
-    assert actual.shape == expected.shape
-    limit = units * _TOLERANCES[dtype or actual.dtype] * expected.abs().max().item()
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
-
-
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
         pytest.param(case, dtype, id=f"{dtype}-{case.name}")
         for case in _CASES
-        for dtype in _TOLERANCES
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
         if dtype != torch.float32 or not case.halves_only
     ],
 )
@@ -239,13 +231,13 @@ def test_results_are_those_of_float64(case, dtype):
     expected = _tuple(case.reference(*[each.double() for each in inputs]))
     for actual, reference in zip(results, expected, strict=True):
         if case.rounds_first:
-            _assert_close(actual, reference, units=2, dtype=dtype)
+            assert_near(actual, reference, units=2, dtype=dtype)
         else:
-            _assert_close(actual, reference)
+            assert_near(actual, reference)
 
 
 @pytest.mark.parametrize("case", [case for case in _CASES if case.differentiable], ids=lambda case: case.name)
-@_IN_EACH_DTYPE
+@DTYPES
 def test_gradients_are_those_of_float64(case, dtype):
     inputs = _inputs(case, dtype)
     on_npu = [each.npu().requires_grad_() for each in inputs]
@@ -256,7 +248,7 @@ def test_gradients_are_those_of_float64(case, dtype):
     expected.backward(weight.double())
     for actual, wanted in zip(on_npu, reference, strict=True):
         assert actual.grad is not None and wanted.grad is not None
-        _assert_close(actual.grad, wanted.grad, units=2)
+        assert_near(actual.grad, wanted.grad, units=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -265,18 +257,18 @@ def test_add_rms_norm_cast_gives_its_result_twice(dtype):
     wide, *results = torch_npu.npu_add_rms_norm_cast(*[each.npu() for each in inputs], _EPSILON)
     assert wide.dtype == torch.float32 and wide.equal(results[0].float())
     for actual, reference in zip(results, _add_rms_norm(*[each.double() for each in inputs]), strict=True):
-        _assert_close(actual, reference, units=2, dtype=dtype)
+        assert_near(actual, reference, units=2, dtype=dtype)
 
 
-@_IN_EACH_DTYPE
+@DTYPES
 def test_attention_update_weighs_results_by_their_sums(dtype):
     inputs = [torch.randn(6), torch.randn(6), *(torch.randn(6, 16).to(dtype) for _ in range(2))]
     on_npu = [each.npu() for each in inputs]
     result, _ = torch_npu.npu_attention_update(on_npu[:2], on_npu[2:], 0)
-    _assert_close(result, _merged(*[each.double() for each in inputs]))
+    assert_near(result, _merged(*[each.double() for each in inputs]))
 
 
-@_IN_EACH_DTYPE
+@DTYPES
 def test_scatter_nd_update_replaces_rows(dtype):
     x, updates = torch.randn(4, 5, 8).to(dtype), torch.randn(3, 8).to(dtype)
     indices = torch.tensor([[0, 1], [3, 4], [2, 2]])
@@ -291,7 +283,7 @@ def test_scatter_nd_update_replaces_rows(dtype):
 def test_strided_inputs_are_read_as_they_lie():
     x = torch.randn(32, 6)
     actual = torch_npu.npu_swiglu(x.npu().t(), dim=-1)
-    _assert_close(actual, _swiglu(x.t().double()))
+    assert_near(actual, _swiglu(x.t().double()))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 import torch_npu
+from tests._values import DTYPES, assert_near
 from torch import Tensor
 
-_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 _TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 _HEADS, _QUERIES, _KEYS, _SCALE = 4, 6, 9, 0.3
 _ALL = 2**31 - 1
@@ -47,13 +47,6 @@ def _inputs(heads_of_keys: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
 
 
-def _assert_close(actual: Tensor | None, expected: Tensor | None, units: float = 1) -> None:
-    assert actual is not None and expected is not None
-    assert actual.shape == expected.shape
-    limit = units * _TOLERANCES[actual.dtype] * expected.abs().max().item()
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
-
-
 def _check(inputs, layout, mode, pse=None, operator=torch_npu.npu_fusion_attention, **options):
     number, mask, before, after, left_out = mode
     on_npu = [_LAYOUTS[layout](each).contiguous().npu().requires_grad_() for each in inputs]
@@ -71,15 +64,15 @@ def _check(inputs, layout, mode, pse=None, operator=torch_npu.npu_fusion_attenti
     )
     wide_pse = None if pse is None else pse.double().requires_grad_()
     expected = _attention(*reference, wide_pse, left_out)
-    _assert_close(result, _LAYOUTS[layout](expected))
+    assert_near(result, _LAYOUTS[layout](expected))
     assert maximum.shape == total.shape == (2, _HEADS, _QUERIES, 8) and maximum.dtype == torch.float32
     weight = torch.randn(expected.shape).to(result.dtype)
     result.backward(_LAYOUTS[layout](weight).contiguous().npu())
     expected.backward(weight.double())
     for actual, wanted in zip(on_npu, reference, strict=True):
-        _assert_close(actual.grad, _LAYOUTS[layout](wanted.grad), units=2)
+        assert_near(actual.grad, _LAYOUTS[layout](wanted.grad), units=2)
     if wide_pse is not None:
-        _assert_close(of_pse[0].grad, wide_pse.grad, units=2)
+        assert_near(of_pse[0].grad, wide_pse.grad, units=2)
 
 
 _FIRST, _SECOND = {"tokens": ("pre_tockens", "next_tockens")}, {"tokens": ("pre_tokens", "next_tokens")}
@@ -96,7 +89,7 @@ def test_a_sparse_mode_has_no_effect_without_a_mask(number):
     _check(_inputs(_HEADS, torch.float32), "BNSD", (number, None, 1, 1, _DISTANCE > _ALL), **_FIRST)
 
 
-@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+@DTYPES
 @pytest.mark.parametrize("heads_of_keys", [1, 2, 4])
 def test_heads_of_keys_may_be_shared_in_each_dtype(heads_of_keys, dtype):
     _check(_inputs(heads_of_keys, dtype), "BSH", _MODES["causal from the last"], **_FIRST)
@@ -176,7 +169,7 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
         }[number]
         results.append(_attention(q, k, v, None, left_out)[0].transpose(0, 1))
     expected = torch.cat(results)
-    _assert_close(result, expected)
+    assert_near(result, expected)
     # As the statistics of a query that attends to nothing.
     without_keys = torch.cat([torch.full((queries,), keys == 0) for queries, keys in lengths]).npu()
     assert sums[without_keys].eq(0).all() and maxima[without_keys].eq(torch.finfo(torch.float32).min).all()
@@ -184,7 +177,7 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
     result.backward(weight.npu())
     expected.backward(weight.double())
     for actual, wanted in zip(on_npu, reference, strict=True):
-        _assert_close(actual.grad, wanted.grad, units=2)
+        assert_near(actual.grad, wanted.grad, units=2)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +275,7 @@ def test_heads_of_values_may_be_smaller():
         *[each.npu() for each in (query, key, value[..., :8])], _HEADS, "BNSD", scale=_SCALE
     )[0]
     expected = _attention(query.double(), key.double(), value[..., :8].double(), None, _DISTANCE > _ALL)
-    _assert_close(result, expected)
+    assert_near(result, expected)
 
 
 # The tokens that belong to no sequence, of queries and of keys.

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 import torch_npu
+from tests._values import assert_near
 from torch import Tensor
 
-_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 _TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 _HEADS, _QUERIES, _KEYS, _SCALE = 4, 6, 9, 0.3
 _LAYOUTS = {
@@ -33,12 +33,6 @@ def _causal(queries: int, keys: int) -> Tensor:
 def _inputs(heads_of_keys: int, dtype: torch.dtype = torch.float16, queries: int = _QUERIES) -> list[Tensor]:
     sizes = (_HEADS, queries), (heads_of_keys, _KEYS), (heads_of_keys, _KEYS)
     return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
-
-
-def _assert_close(actual: Tensor, expected: Tensor) -> None:
-    assert actual.shape == expected.shape
-    limit = _TOLERANCES[actual.dtype] * expected.abs().max().item()
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
 
 
 def _prompt(*inputs: Tensor, **options) -> tuple[Tensor, None]:
@@ -77,23 +71,23 @@ def test_each_layout_takes_shared_heads(operator, layout, heads_of_keys):
         num_key_value_heads=heads_of_keys,
     )
     expected, statistic = _attention(*[each.double() for each in inputs])
-    _assert_close(result, _LAYOUTS[layout](expected))
+    assert_near(result, _LAYOUTS[layout](expected))
     if lse is not None:
-        _assert_close(lse, statistic)
+        assert_near(lse, statistic)
 
 
 @_OF_MANY
 def test_a_result_may_have_another_layout(operator):
     inputs = _inputs(4)
     result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD_BSND")
-    _assert_close(result, _attention(*[each.double() for each in inputs])[0].transpose(1, 2))
+    assert_near(result, _attention(*[each.double() for each in inputs])[0].transpose(1, 2))
 
 
 @_OF_MANY
 def test_one_batch_needs_no_dimension(operator):
     inputs = [each[0] for each in _inputs(4)]
     result, _ = operator(*[each.npu() for each in inputs], input_layout="NSD")
-    _assert_close(result, _attention(*[each.double() for each in inputs])[0])
+    assert_near(result, _attention(*[each.double() for each in inputs])[0])
 
 
 @_OF_MANY
@@ -101,7 +95,7 @@ def test_one_batch_needs_no_dimension(operator):
 def test_results_round_once(operator, dtype):
     inputs = _inputs(4, dtype)
     result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD")
-    _assert_close(result, _attention(*[each.double() for each in inputs])[0])
+    assert_near(result, _attention(*[each.double() for each in inputs])[0])
 
 
 @_OF_MANY
@@ -126,7 +120,7 @@ def test_what_is_past_the_lengths_is_left_out(operator, mode):
         query, key, value = (each[batch].double() for each in inputs)
         left_out = _causal(queries, keys) if mode == 3 else mask[batch, :queries, :keys]
         expected, _ = _attention(query[:, :queries], key[:, :keys], value[:, :keys], left_out)
-        _assert_close(result[batch, :, :queries], expected)
+        assert_near(result[batch, :, :queries], expected)
         assert not result[batch, :, queries:].any()
 
 
@@ -136,7 +130,7 @@ def test_pse_is_added_after_the_scale(operator):
     pse = torch.randn(1, _HEADS, _QUERIES, _KEYS).half()
     result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD", pse_shift=pse.npu())
     query, key, value = (each.double() for each in inputs)
-    _assert_close(result, (query @ key.mT * _SCALE + pse).softmax(-1) @ value)
+    assert_near(result, (query @ key.mT * _SCALE + pse).softmax(-1) @ value)
 
 
 @_FUSED
@@ -163,8 +157,8 @@ def test_packed_sequences_attend_to_themselves_only(operator, mode, lengths):
         each = _attention(q, k, v, _causal(q.size(1), k.size(1)) if mode else None)
         results.append(each[0].transpose(0, 1))
         statistics.append(each[1].transpose(0, 1))
-    _assert_close(result, torch.cat(results))
-    _assert_close(lse, torch.cat(statistics))
+    assert_near(result, torch.cat(results))
+    assert_near(lse, torch.cat(statistics))
 
 
 @pytest.mark.parametrize("lengths", [((3, 5), (4, 0)), ((4, 0), (3, 5))], ids=str)
@@ -183,7 +177,7 @@ def test_queries_of_a_packed_sequence_without_keys_have_the_result_0(lengths):
     for q, length, own in zip(query.split(queries), keys, result.split(queries), strict=True):
         inputs = [each.double().transpose(0, 1) for each in (q, key, value)]
         expected = _attention(*inputs)[0] if length else torch.zeros(_HEADS, *q.shape[::2], dtype=torch.double)
-        _assert_close(own, expected.transpose(0, 1))
+        assert_near(own, expected.transpose(0, 1))
 
 
 def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:
@@ -211,7 +205,7 @@ def test_a_block_table_says_where_keys_are(operator, form, queries):
     )
     for batch, length in enumerate((9, 6)):
         query, key, value = (each[batch].double() for each in inputs)
-        _assert_close(result[batch], _attention(query, key[:, :length], value[:, :length])[0])
+        assert_near(result[batch], _attention(query, key[:, :length], value[:, :length])[0])
 
 
 @_FUSED
@@ -234,7 +228,7 @@ def test_packed_queries_take_a_block_table_with_a_length_each(operator):
         q = query[rows].double().transpose(0, 1)
         key, value = (each[batch].double()[:, :length] for each in inputs[1:])
         expected, _ = _attention(q, key, value, _causal(q.size(1), length))
-        _assert_close(result[rows], expected.transpose(0, 1))
+        assert_near(result[rows], expected.transpose(0, 1))
 
 
 @_FUSED
@@ -249,7 +243,7 @@ def test_rope_adds_a_product_of_its_own(operator):
         key_rope=ropes[1].npu(),
     )
     query, key = (torch.cat(pair, -1).double() for pair in zip(inputs, ropes, strict=False))
-    _assert_close(result, _attention(query, key, inputs[2].double())[0])
+    assert_near(result, _attention(query, key, inputs[2].double())[0])
 
 
 @pytest.mark.parametrize("layout", _LAYOUTS)
@@ -268,7 +262,7 @@ def test_an_increment_is_one_query_with_the_lengths_of_its_keys(layout):
     for batch, length in enumerate((9, 6)):
         query, key, value = (each[batch].double() for each in inputs)
         expected, _ = _attention(query, key[:, :length], value[:, :length], mask[batch, :length])
-        _assert_close(result[batch], _LAYOUTS[layout](expected[None])[0])
+        assert_near(result[batch], _LAYOUTS[layout](expected[None])[0])
 
 
 @_FUSED
@@ -282,7 +276,7 @@ def test_a_band_does_not_concern_a_single_query(operator):
         pre_tokens=2,
         next_tokens=0,
     )
-    _assert_close(result, _attention(*[each.double() for each in inputs], mask[:, None])[0])
+    assert_near(result, _attention(*[each.double() for each in inputs], mask[:, None])[0])
     with pytest.raises(RuntimeError, match="no sparse mode 2 of a single query, which CANN ignores: use 0"):
         operator(*[each.npu() for each in inputs], input_layout="BNSD", atten_mask=_TRIANGLE.npu(), sparse_mode=2)
 

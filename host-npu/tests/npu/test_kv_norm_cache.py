@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import assert_near
 
 _BATCH, _VALUES, _KEYS, _EPSILON = 3, 32, 16, 1e-5
 
@@ -23,11 +24,6 @@ def _rows(kv, gamma, cos, sin):
     return torch.cat([first, second], -1) * cos.double() + turned * sin.double(), normal
 
 
-def _close(actual, expected):
-    limit = {torch.float16: 2**-10, torch.bfloat16: 2**-7}[actual.dtype] * expected.abs().max().item()
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_rows_go_to_their_slots_of_the_blocks(dtype):
     inputs = _inputs(dtype)
@@ -39,7 +35,7 @@ def test_rows_go_to_their_slots_of_the_blocks(dtype):
     for cache, rows in zip((keys, values), _rows(*inputs), strict=True):
         expected = torch.zeros(32, rows.size(-1), dtype=torch.float64)
         expected[9], expected[30] = rows[0, 0, 0], rows[2, 0, 0]
-        _close(cache.flatten(0, 2), expected)
+        assert_near(cache.flatten(0, 2), expected, units=2)
 
 
 def test_rows_go_to_their_places_of_the_sequences():
@@ -61,8 +57,8 @@ def test_rows_go_to_their_places_of_the_sequences():
             for row, place in enumerate(of_batch):
                 if place >= 0:
                     expected[batch, 0, place] = rows[batch, 0, row]
-        _close(cache, expected)
-        _close(given, rows)
+        assert_near(cache, expected, units=2)
+        assert_near(given, rows, units=2)
 
 
 def test_other_cache_modes_are_refused_at_the_call():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import assert_near
 
 _FUNCTIONS = {
     "gelu": torch.nn.functional.gelu,
@@ -12,17 +13,13 @@ _FUNCTIONS = {
 }
 
 
-def _close(actual, expected):
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=2**-10 * expected.abs().max().item())
-
-
 @pytest.mark.parametrize("activation", _FUNCTIONS)
 def test_two_layers_have_an_activation_between(activation):
     x, w1, w2, b1, b2 = (torch.randn(shape).half() for shape in ((5, 8), (8, 16), (16, 4), (16,), (4,)))
     on_npu = [each.npu() for each in (x, w1, w2)]
     result = torch_npu.npu_ffn(*on_npu, activation, bias1=b1.npu(), bias2=b2.npu())
     hidden = _FUNCTIONS[activation](x.double() @ w1.double() + b1.double())
-    _close(result, hidden @ w2.double() + b2.double())
+    assert_near(result, hidden @ w2.double() + b2.double(), units=2)
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["sizes", "ends"])
@@ -31,7 +28,8 @@ def test_each_expert_has_layers_of_its_own(ends):
     tokens = {"expert_tokens_index": [2, 2, 9]} if ends else {"expert_tokens": [2, 0, 7]}
     result = torch_npu.npu_ffn(x.npu(), w1.npu(), w2.npu(), "relu", bias1=b1.npu(), **tokens)
     parts = zip(x.double().split([2, 0, 7]), w1.double(), w2.double(), b1.double(), strict=True)
-    _close(result, torch.cat([torch.relu(rows @ first + bias) @ second for rows, first, second, bias in parts]))
+    expected = torch.cat([torch.relu(rows @ first + bias) @ second for rows, first, second, bias in parts])
+    assert_near(result, expected, units=2)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -41,7 +39,7 @@ def test_a_batched_product_is_permuted_before_and_after(parts):
         x.npu(), weight.npu(), perm_x1=[1, 0, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2], batch_split_factor=parts
     )
     exact = torch.einsum("mbk,bkn->mbn", x.double(), weight.double())
-    _close(result, exact if parts == 1 else exact.transpose(0, 1).contiguous())
+    assert_near(result, exact if parts == 1 else exact.transpose(0, 1).contiguous(), units=2)
 
 
 @pytest.mark.parametrize("group_size", [0, 32])
@@ -60,7 +58,7 @@ def test_weights_of_int8_are_dequantized(precise, group_size):
         inner_precise=precise,
     )
     whole = [each.double() if group_size == 0 else each.double().repeat_interleave(32, 0) for each in (scale, offset)]
-    _close(result, x.double() @ ((weight.double() + whole[1]) * whole[0]) + bias.double())
+    assert_near(result, x.double() @ ((weight.double() + whole[1]) * whole[0]) + bias.double(), units=2)
 
 
 _GATES = {
@@ -75,7 +73,7 @@ def test_a_gate_activates_the_second_half(gate):
     x, w1, w2, b1 = (torch.randn(shape).half() for shape in ((5, 8), (8, 16), (8, 4), (16,)))
     result = torch_npu.npu_ffn(x.npu(), w1.npu(), w2.npu(), gate, bias1=b1.npu(), inner_precise=1)
     up, gated = (x.double() @ w1.double() + b1.double()).chunk(2, -1)
-    _close(result, (up * _GATES[gate](gated)) @ w2.double())
+    assert_near(result, (up * _GATES[gate](gated)) @ w2.double(), units=2)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +129,9 @@ def test_torch_npus_linear_is_linear(biased):
         for side in ([each.npu() for each in inputs], [each.double() for each in inputs])
     )
     result, expected = torch_npu.npu_linear(*on_npu), torch.nn.functional.linear(*wide)
-    _close(result.detach(), expected.detach())
+    assert_near(result.detach(), expected.detach(), units=2)
     weight = torch.randn(5, 4).half()
     result.backward(weight.npu())
     expected.backward(weight.double())
     for mine, reference in zip(on_npu, wide, strict=True):
-        _close(mine.grad, reference.grad)
+        assert_near(mine.grad, reference.grad, units=2)
