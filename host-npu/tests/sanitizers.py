@@ -20,6 +20,7 @@ _REPORTED = "another thread's synchronization would report it"
 _REALLOCATED = "needs freed memory that no other thread allocates"
 ALONE = {
     "cache/determinism_is_part_of_the_key": "changes an option of the device, on which calls depend",
+    "collective_failures/a_rank_that_does_not_come_in_time": "the other ranks have a second to come in",
     "communicators/a_thousand_leave_nothing": "counts what the process has open",
     "cores/threads_and_streams_have_the_limit_that_is_set": "changes a limit of the device",
     "graphs/a_mode_says_which_threads_may_copy": "a capture refuses the copies of other threads",
