@@ -8,68 +8,11 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <limits>
-#include <string>
 
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/sequence_layouts.h"
 
 namespace host_npu {
 namespace {
-
-constexpr auto kNoBand = std::numeric_limits<std::int64_t>::max();
-
-// Sequences in the layouts BSND, TND and PA_BSND, which has its tokens in the blocks of a table.
-struct Sequences {
-    const Tensor& tokens;
-    const std::string& layout;
-    const OptionalIntegerTensor& lengths;
-    OptionalIntegerTensor table = std::nullopt;
-
-    // Where the rows of a sequence begin, and how many there are.
-    std::pair<std::int64_t, std::int64_t> rows(std::int64_t number) const {
-        const auto length = [&](std::int64_t at) { return (*lengths)[at].item<std::int64_t>(); };
-        if (layout != "TND") return {0, lengths ? length(number) : tokens.size(1)};
-        const auto begin = number == 0 ? 0 : length(number - 1);
-        return {begin, length(number) - begin};
-    }
-
-    Tensor of(const Tensor& x, std::int64_t number) const {
-        const auto [begin, count] = rows(number);
-        if (!table) {
-            const auto all = layout == "TND" ? x : x.select(0, number);
-            TORCH_CHECK(count >= 0 && begin + count <= all.size(0), "a sequence has ", count, " tokens from ", begin,
-                        " on, of ", all.size(0));
-            return all.slice(0, begin, begin + count);
-        }
-        const auto blocks = (count + x.size(1) - 1) / x.size(1);
-        TORCH_CHECK(blocks <= table->size(1), "blockTable has ", table->size(1), " blocks for ", count, " keys");
-        return x.index({table->select(0, number).slice(0, 0, blocks).to(at::kLong)}).flatten(0, 1).slice(0, 0, count);
-    }
-
-    std::int64_t count() const { return layout == "TND" ? lengths->size(0) : tokens.size(0); }
-};
-
-void require_sequences(const Sequences& queries, const Sequences& keys) {
-    TORCH_CHECK(queries.layout == "BSND" || queries.layout == "TND", "layoutQuery is ", queries.layout,
-                "; CANN takes BSND or TND");
-    TORCH_CHECK(keys.layout == queries.layout || keys.layout == "PA_BSND", "layoutKey is ", keys.layout,
-                "; CANN takes PA_BSND or that of the queries, ", queries.layout);
-    TORCH_CHECK(queries.layout != "TND" || queries.lengths, "actualSeqLengthsQuery must be given in the layout TND");
-    TORCH_CHECK(keys.layout == "BSND" || keys.lengths, "actualSeqLengthsKey must be given in the layout ", keys.layout);
-    TORCH_CHECK(keys.table.has_value() == (keys.layout == "PA_BSND"),
-                "blockTable must be given in the layout PA_BSND, and only there");
-    const std::string query = queries.layout == "TND" ? "T N<=64 128" : "B S N<=64 128";
-    const auto batches = std::to_string(queries.count());
-    std::vector<Shaped> all{{"query", queries.tokens.sizes(), query}};
-    if (keys.table) {
-        all.push_back({"key", keys.tokens.sizes(), "* L%16<=1024 1 128"});
-        all.push_back({"blockTable", keys.table->sizes(), batches + " *"});
-    } else {
-        all.push_back({"key", keys.tokens.sizes(), keys.layout == "TND" ? "* 1 128" : "B * 1 128"});
-    }
-    if (queries.lengths) all.push_back({"actualSeqLengthsQuery", queries.lengths->sizes(), batches});
-    if (keys.lengths) all.push_back({"actualSeqLengthsKey", keys.lengths->sizes(), batches});
-    require_shapes(all);
-}
 
 // What a head adds to the scores before it is weighted.
 Tensor of_head(const Tensor& query, const Tensor& keys, std::int64_t head) {
@@ -94,10 +37,8 @@ void index_keys(const Tensor& query, const Tensor& key, const Tensor& weights, c
                 const std::string& layout_of_keys, std::int64_t most, std::int64_t mode, std::int64_t before,
                 std::int64_t after, bool with_scores, const Out& indices, const OptionalOut& values) {
     const Sequences of_queries{query, layout, queries}, of_keys{key, layout_of_keys, keys, table};
-    require_sequences(of_queries, of_keys);
-    TORCH_CHECK(mode == 0 || mode == 3, "sparseMode is ", mode, "; CANN takes 0 or 3");
-    TORCH_CHECK(before == kNoBand && after == kNoBand, "preTokens is ", before, " and nextTokens ", after,
-                "; CANN takes ", kNoBand);
+    require_sequences(of_queries, of_keys, "N<=64 128", "128");
+    require_band(mode, before, after);
     require_shapes({{"query", query.sizes(), "...n *"}, {"weights", weights.sizes(), "...n"}});
     TORCH_CHECK((most >= 1 && most <= 2048) || (most <= 8192 && most % 1024 == 0 && most > 0), "sparseCount is ", most,
                 "; CANN takes 1 to 2048, and the multiples of 1024 up to 8192");
@@ -149,7 +90,7 @@ void index_keys_grad(const Tensor& query, const Tensor& key, const Tensor& dy, c
                      std::int64_t, const std::string& layout, std::int64_t mode, std::int64_t, std::int64_t, bool,
                      const Out& dq, const Out& dk, const Out& dw) {
     const Sequences of_queries{query, layout, queries}, of_keys{key, layout, keys};
-    require_sequences(of_queries, of_keys);
+    require_sequences(of_queries, of_keys, "N<=64 128", "128");
     TORCH_CHECK(mode == 0 || mode == 3, "sparseMode is ", mode, "; CANN takes 0 or 3");
     TORCH_CHECK(dy.numel() == indices.numel(), "dy has shape ", dy.sizes(), " for indices of shape ", indices.sizes());
     const auto to_query = at::zeros_like(query), to_key = at::zeros_like(key), to_weights = at::zeros_like(weights);
