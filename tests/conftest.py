@@ -4,6 +4,7 @@ import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch
 import collections
 import gc
 import inspect
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -81,10 +82,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 
+gc.disable()  # while modules are imported, which it would go through again and again
+
+
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from the modules, which take it longer than most tests."""
+    """Keep the garbage collector from the modules and pytest from torch's loggers, which both take long."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    # To each logger that does not propagate pytest adds its handlers six times a test.
+    for logger in logging.getLogger().manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(autouse=True)
