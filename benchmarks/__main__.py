@@ -56,8 +56,8 @@ def write_figures() -> None:
         return
     from benchmarks import gallery
 
-    gallery.memory_vocabulary(gallery.IMAGES / "memory_vocabulary.png")
-    gallery.step_tensors(gallery.IMAGES / "step_tensors.png")
+    for name in gallery.SWEEPS:
+        gallery.draw_sweep(gallery.IMAGES / f"{name}.png", name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

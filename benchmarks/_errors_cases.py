@@ -1,7 +1,8 @@
 """What ``benchmarks.errors`` computes: arguments of stated distributions, by our operators and by torch's functions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
@@ -52,7 +53,7 @@ class Case:
     draw: Callable[[Draw], Arguments]
     ours: Callable[..., Results]
     torchs: Callable[..., Results]
-    truth: Callable[..., Results] | None = field(default=None)  # in float64; by default ours
+    truth: Callable[..., Results] | None = None  # in float64; by default ours
 
 
 def _by_operator(name: str, *results: str) -> Callable[..., Results]:
@@ -65,7 +66,7 @@ def _by_operator(name: str, *results: str) -> Callable[..., Results]:
     return call
 
 
-def _loss_backward(name: str, cases: dict[str, Callable[[Draw], Arguments]]) -> list[Case]:
+def _of_aten(name: str, cases: dict[str, Callable[[Draw], Arguments]]) -> list[Case]:
     native = getattr(torch.ops.aten, name).default
     ours = _by_operator(name, "gradient")
     return [
@@ -89,8 +90,8 @@ def _near_the_ends(draw: Draw) -> Arguments:
     return draw.normal(number), probability, draw.index(2, number).to(draw.dtype), None, 0
 
 
-_LOSSES = [
-    *_loss_backward(
+_OF_ATEN = [
+    *_of_aten(
         "mse_loss_backward",
         {
             "normal, mean of 4,096": lambda d: (_one(d), d.normal(d.size(4096)), d.normal(d.size(4096)), 1),
@@ -100,7 +101,7 @@ _LOSSES = [
             "near 100, differing by 1%, mean of 4,096": _differing_by_a_hundredth,
         },
     ),
-    *_loss_backward(
+    *_of_aten(
         "binary_cross_entropy_backward",
         {
             "probabilities 0.05 to 0.95, mean of 4,096": lambda d: (
@@ -112,27 +113,19 @@ _LOSSES = [
             ),
         },
     ),
-]
-
-
-def _embedding(distribution: str, draw: Callable[[Draw], Arguments]) -> Case:
-    native = torch.ops.aten.embedding_dense_backward.default
-    ours = _by_operator("embedding_dense_backward", "gradient")
-    return Case("embedding_dense_backward", distribution, draw, ours, lambda *args: {"gradient": native(*args)})
-
-
-_EMBEDDINGS = [
-    _embedding(
-        "normal, 4,096 of 1,000 rows",
-        lambda d: (d.normal(d.size(4096), 16), d.index(1000, d.size(4096)), 1000, -1, False),
-    ),
-    _embedding(
-        "0 to 1, one row 65,536 times",
-        lambda d: (d.uniform(d.size(2**16), 16), torch.full((d.size(2**16),), 3), 8, -1, False),
-    ),
-    _embedding(
-        "normal, one row 65,536 times, by frequency",
-        lambda d: (d.normal(d.size(2**16), 16), torch.full((d.size(2**16),), 3), 8, -1, True),
+    *_of_aten(
+        "embedding_dense_backward",
+        {
+            "normal, 4,096 of 1,000 rows": lambda d: (
+                *(d.normal(d.size(4096), 16), d.index(1000, d.size(4096)), 1000, -1, False),
+            ),
+            "0 to 1, one row 65,536 times": lambda d: (
+                *(d.uniform(d.size(2**16), 16), torch.full((d.size(2**16),), 3), 8, -1, False),
+            ),
+            "normal, one row 65,536 times, by frequency": lambda d: (
+                *(d.normal(d.size(2**16), 16), torch.full((d.size(2**16),), 3), 8, -1, True),
+            ),
+        },
     ),
 ]
 
@@ -141,25 +134,17 @@ _EMBEDDINGS = [
 _NUMBERS = {"int": 0, "float": 1.0, "bool": False}
 
 
-def _of_normal_numbers(name: str) -> Case:
-    """Compare a raw operator with PyTorch's operator of the same arguments, element by element."""
-    arguments = getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments
-    native = getattr(torch.ops.aten, name).default
-    return Case(
-        name,
-        "normal, 4,096 elements",
-        lambda d: tuple(
-            d.normal(d.size(4096)) if str(one.type) == "Tensor" else _NUMBERS[str(one.type)] for one in arguments
-        ),
-        _by_operator(name, "gradient"),
-        lambda *args: {"gradient": native(*args)},
-    )
+def _normal_numbers(name: str, draw: Draw) -> Arguments:
+    types = [str(one.type) for one in getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments]
+    return tuple(draw.normal(draw.size(4096)) if one == "Tensor" else _NUMBERS[one] for one in types)
 
 
-_OTHERS = [
-    _of_normal_numbers(name)
+# Every other operator that PyTorch has too.
+_OF_ATEN += [
+    case
     for name in ops.__all__
-    if hasattr(torch.ops.aten, name) and name not in {case.operator for case in (*_LOSSES, *_EMBEDDINGS)}
+    if hasattr(torch.ops.aten, name) and name not in {case.operator for case in _OF_ATEN}
+    for case in _of_aten(name, {"normal, 4,096 elements": partial(_normal_numbers, name)})
 ]
 _FEATURES, _CLASSES = 64, 1000
 _LOGITS = {"logits of deviation 1": 1.0, "wide logits, of deviation 30": 30.0}
@@ -229,10 +214,8 @@ def _loss_and_gradients(function: Callable[..., Tensor]) -> Callable[..., Result
     def call(input: Tensor, head: Tensor, target: Tensor, options: dict[str, Any]) -> Results:
         leaves = [tensor.detach().requires_grad_() for tensor in (input, head)]
         loss = function(*leaves, target, **options)
-        return {
-            "loss": loss.detach(),
-            **dict(zip(_GRADIENTS, torch.autograd.grad(loss, leaves), strict=True)),
-        }
+        gradients = torch.autograd.grad(loss, leaves)
+        return {"loss": loss.detach(), **dict(zip(_GRADIENTS, gradients, strict=True))}
 
     return call
 
@@ -299,8 +282,7 @@ def _adam(operator: Callable[..., None]) -> Callable[..., Results]:
 
 
 def _torchs_adam(grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Tensor, **options: Any) -> None:
-    names = {"lr": "lr", "beta1": "beta1", "beta2": "beta2", "weight_decay": "weight_decay", "eps": "eps"}
-    given = {name: options[ours] for name, ours in names.items()}
+    given = {name: options[name] for name in ("lr", "beta1", "beta2", "weight_decay", "eps")}
     fused_adamw_([var], [grad], [m], [v], [], [step.float()], **given, amsgrad=False, maximize=False)
     s.lerp_(var, 1 - options["ema_decay"])
 
@@ -328,4 +310,4 @@ _STEPS = [
     )
 ]
 
-CASES: list[Case] = [*_LOSSES, *_EMBEDDINGS, *_OTHERS, *_linear_cross_entropies(), *_STEPS]
+CASES: list[Case] = [*_OF_ATEN, *_linear_cross_entropies(), *_STEPS]

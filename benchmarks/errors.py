@@ -41,19 +41,14 @@ def ulps(result: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
     return error.masked_fill(is_same, 0).nan_to_num(math.inf, posinf=math.inf)
 
 
-def _on(device: str, args: Arguments) -> Arguments:
-    return tuple(arg.to(device) if isinstance(arg, Tensor) else arg for arg in args)
-
-
 def _exact(case: Case, args: Arguments) -> Results:
-    is_wide = [isinstance(arg, Tensor) and arg.is_floating_point() for arg in args]
-    wide = tuple(arg.double() if to_double else arg for arg, to_double in zip(args, is_wide, strict=True))
+    wide = (arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)
     return (case.truth or case.ours)(*wide)
 
 
 def _on_npu(case: Case, args: Arguments) -> Results | None:
     """Return the results of an NPU, or ``None`` if CANN's operator does not support the arguments."""
-    args = _on("npu", args)
+    args = tuple(arg.to("npu") if isinstance(arg, Tensor) else arg for arg in args)
     if case.operator in ops.__all__ and getattr(ops, case.operator).why_not_cann(*args) is not None:
         return None
     return {name: result.cpu() for name, result in case.ours(*args).items()}
@@ -69,7 +64,8 @@ def rows(cases: Sequence[Case], npu: str | None = None, is_small: bool = False) 
                 measured[npu] = _on_npu(case, args)
             measured["torch"] = case.torchs(*args)
             for name, truth in _exact(case, args).items():
-                yield key_of(case, dtype, name) | {
+                key = (case.operator, case.distribution, str(dtype).removeprefix("torch."), name)
+                yield dict(zip(_KEY, key, strict=True)) | {
                     by: NOT_TAKEN if results is None else _errors(results[name], truth, dtype)
                     for by, results in measured.items()
                 }
@@ -78,16 +74,6 @@ def rows(cases: Sequence[Case], npu: str | None = None, is_small: bool = False) 
 def _errors(result: Tensor, truth: Tensor, dtype: torch.dtype) -> str:
     found = ulps(result, truth, dtype)
     return f"{found.max():.3g}; {found.mean():.2g}"
-
-
-def key_of(case: Case, dtype: torch.dtype, result: str) -> dict[str, str]:
-    """Return the cells of a row that say what it is about."""
-    return {
-        "operator": case.operator,
-        "arguments": case.distribution,
-        "dtype": str(dtype).removeprefix("torch."),
-        "result": result,
-    }
 
 
 def machine(has_npu: bool) -> str:

@@ -15,6 +15,11 @@ from benchmarks._report import Rows, sweeps
 from benchmarks._results import RESULTS, ROOT, read
 
 IMAGES = ROOT / "docs" / "images"
+# Of a picture: the benchmark, what grows, what is drawn, and the title.
+SWEEPS = {
+    "memory_vocabulary": ("linear_cross_entropy", "classes", "peak_bytes", "a loss of {}"),
+    "step_tensors": ("ema_adam", "tensors", "minimum_s", "a step, {}"),
+}
 
 
 def newest(name: str) -> Rows | None:
@@ -23,23 +28,11 @@ def newest(name: str) -> Rows | None:
     return max(found, key=lambda rows: rows[0]["date"], default=None)
 
 
-def _sweep(name: str, variable: str) -> Rows | None:
-    rows = newest(name)
-    return None if rows is None else next((group for key, group in sweeps(rows) if key[-1] == variable), None)
-
-
-def memory_vocabulary(path: Path) -> bool:
-    """Draw the memory of a linear cross entropy against its vocabulary; return whether there are results."""
-    return _draw(path, _sweep("linear_cross_entropy", "classes"), "peak_bytes", "a loss of {}")
-
-
-def step_tensors(path: Path) -> bool:
-    """Draw the time of an optimizer's step against the number of tensors; return whether there are results."""
-    return _draw(path, _sweep("ema_adam", "tensors"), "minimum_s", "a step, {}")
-
-
-def _draw(path: Path, group: Rows | None, column: str, title: str) -> bool:
-    if group is None:
+def draw_sweep(path: Path, name: str) -> bool:
+    """Draw the sweep that a picture of this name shows; return whether there are results."""
+    benchmark, variable, column, title = SWEEPS[name]
+    groups = (group for key, group in sweeps(newest(benchmark) or []) if key[-1] == variable)
+    if (group := next(groups, None)) is None:
         return False
     figure = new_figure(4.4)
     axes = figure.subplots()
@@ -50,7 +43,7 @@ def _draw(path: Path, group: Rows | None, column: str, title: str) -> bool:
     return True
 
 
-def demo_loss(path: Path, run: Path) -> bool:
+def copy_loss(path: Path, run: Path) -> bool:
     """Copy the loss curve of a training run; return whether there is one."""
     if not (run / "loss.png").exists():
         return False
@@ -64,11 +57,8 @@ def main() -> int:
     parser.add_argument("--run", type=Path, default=ROOT / "runs" / "gallery", help="output of examples/train_lm.py")
     parser.add_argument("--output", type=Path, default=IMAGES, help="folder of the pictures")
     options = parser.parse_args()
-    drawn = {
-        "demo_loss": demo_loss(options.output / "demo_loss.png", options.run),
-        "memory_vocabulary": memory_vocabulary(options.output / "memory_vocabulary.png"),
-        "step_tensors": step_tensors(options.output / "step_tensors.png"),
-    }
+    drawn = {"demo_loss": copy_loss(options.output / "demo_loss.png", options.run)}
+    drawn |= {name: draw_sweep(options.output / f"{name}.png", name) for name in SWEEPS}
     for name, is_drawn in drawn.items():
         print(f"{name}: {'drawn' if is_drawn else 'nothing to draw: run make bench, and make gallery'}")
     return 0 if all(drawn.values()) else 1
