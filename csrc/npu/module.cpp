@@ -18,7 +18,7 @@ extern "C" const char* aclrtGetSocName() __attribute__((weak));
 namespace torch_aclnn_ops {
 namespace {
 
-// torch_aclnn_ops._extension sets them: check(operator_name, arguments, values), takes(operator_name, arguments).
+// torch_aclnn_ops._extension sets them: check(operator_name, arguments, values), check_chip(operator_name, arguments).
 PyObject* python_check = nullptr;
 PyObject* python_check_chip = nullptr;
 
@@ -93,7 +93,7 @@ PYBIND11_MODULE(_C, module) {
             python_check_chip = check_chip.inc_ref().ptr();
         },
         "Set the functions that apply the argument rules, check(operator_name, arguments, values), and those of the "
-        "chip, takes(operator_name, arguments).");
+        "chip, check_chip(operator_name, arguments).");
     module.def(
         "check_values", [](bool enabled) { checks_values = enabled; },
         "Check values, such as the range of indices, in every call; this waits for the device.");

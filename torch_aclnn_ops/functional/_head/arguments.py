@@ -1,9 +1,11 @@
-"""Shared tensors of losses on a linear layer's output: token weights, and shifted labels."""
+"""Arguments that losses on a linear layer's output share: the layer, token weights, and shifted labels."""
 
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._checks import check_floating_point, describe
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 
 import torch
 from torch import Tensor
@@ -24,6 +26,14 @@ def check_token_weight(function: str, token_weight: object, target_shape: tuple[
         raise RuntimeError(
             f"{function}: token_weight must be on {input.device}, as input is, but it is on {token_weight.device}"
         )
+
+
+def rounded_by_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Round the tensors of a linear layer as autocast does."""
+    if not is_any_autocast_enabled():
+        return input, weight, bias
+    dtype = lower_precision_autocast_dtype(input)
+    return input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def labels_to_rows(

@@ -34,6 +34,11 @@ class VocabularyShards:
         """Return the range of classes of each rank."""
         return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
 
+    @property
+    def own(self) -> slice:
+        """The classes of this rank."""
+        return self.slices()[self.members.rank]
+
 
 def _gather_sizes(function: str, members: Members, local_rows: int, messages: dict[str, int]) -> tuple[int, ...]:
     if torch.compiler.is_compiling():

@@ -24,13 +24,13 @@ class _CrossEntropy(HeadLoss):
     number_of_factors = len(Coefficients._fields)
 
     def reduce(self, call: Call, factors: Sequence[Tensor | None] | None) -> tuple[Results, HeadGradients]:
-        return reduce(call, None if factors is None else _coefficients(factors))
+        return reduce(call, None if factors is None else Coefficients._make(factors))
 
     def formula(self, call: Call) -> Results:
         return statistics_of_rows(call)
 
     def total(self, call: Call, results: Results, factors: Sequence[Tensor | None]) -> Tensor:
-        return losses_of_rows(call.name(results), _coefficients(factors)).sum()
+        return losses_of_rows(call.name(results), Coefficients._make(factors)).sum()
 
     def differentiable(self, call: Call) -> range:
         return range(1, 3 + call.weighted + call.entropy)  # the loss does not depend on logits_max
@@ -48,12 +48,6 @@ class _CrossEntropy(HeadLoss):
 
     def empty(self, call: Call) -> list[Tensor]:
         return call.empty_statistics()
-
-
-def _coefficients(factors: Sequence[Tensor | None]) -> Coefficients:
-    log_sum_exp, predicted, weighted, square, entropy = factors
-    assert log_sum_exp is not None and predicted is not None
-    return Coefficients(log_sum_exp, predicted, weighted, square, entropy)
 
 
 LOSS = _CrossEntropy("linear_cross_entropy", Call, _UNREAD, of_rows=["target"])

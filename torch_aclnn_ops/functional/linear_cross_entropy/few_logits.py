@@ -8,7 +8,8 @@ from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode, is_any_autocast_enabled
-from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
+from torch_aclnn_ops.functional._drop_in import check_no_tangent
+from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets, have_classes
 from torch_aclnn_ops.functional.linear_cross_entropy.rules import REDUCTIONS, has_default_options
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import to_loss_dtype
@@ -67,8 +68,8 @@ def loss_of_few_logits(call: Call) -> Tensor:
     Unlike in torch's, rows that are ignored may hold inf and nan.
     """
     log_few_logits(call)
-    if is_any_autocast_enabled():
-        call = _cast_by_autocast(call)
+    if is_any_autocast_enabled():  # the logits of rounded numbers can be computed in float32
+        call = Call._make((*rounded_by_autocast(*call[:3]), *call[3:]))
     input, target = call.input, call.target
     if call.weight is not None:
         check_no_tangent("linear_cross_entropy", call.weight)
@@ -84,13 +85,6 @@ def loss_of_few_logits(call: Call) -> Tensor:
 def _savable(tensor: Any) -> Any:
     """Return a tensor that autograd can save, which none of inference mode is."""
     return tensor.clone() if tensor is not None and torch.is_grad_enabled() else tensor
-
-
-def _cast_by_autocast(call: Call) -> Call:
-    """Round as autocast does, so that the logits of the rounded numbers can be computed in float32."""
-    dtype = lower_precision_autocast_dtype(call.input)
-    bias = None if call.linear_bias is None else call.linear_bias.to(dtype)
-    return call._replace(input=call.input.to(dtype), linear_weight=call.linear_weight.to(dtype), linear_bias=bias)
 
 
 @without_autocast

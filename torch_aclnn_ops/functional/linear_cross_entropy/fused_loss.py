@@ -34,7 +34,7 @@ class _FusedLossFunction(torch.autograd.Function):
         if vocabulary is None:
             losses, without_class, reduced = fused_losses(call, call.linear_weight.shape[0])
         else:
-            of_shard = vocabulary.shards.total, vocabulary.start, vocabulary.combine_reduced
+            of_shard = vocabulary.shards.total, vocabulary.shards.own.start, vocabulary.combine_reduced
             losses, without_class, reduced = fused_losses(call, *of_shard)
         log_sum_exp = None
         if needs_log_sum_exp:

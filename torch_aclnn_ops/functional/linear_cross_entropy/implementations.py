@@ -14,9 +14,8 @@ import math
 from collections.abc import Callable
 
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
-from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
-from torch_aclnn_ops.functional._head.arguments import check_token_weight
+from torch_aclnn_ops.functional._drop_in import check_no_tangent
+from torch_aclnn_ops.functional._head.arguments import check_token_weight, rounded_by_autocast
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
 from torch_aclnn_ops.functional.linear_cross_entropy.fused_loss import fused_loss
@@ -76,10 +75,7 @@ def _prepare(call: Call) -> Call:
     if token_weight is not None:
         check_token_weight("linear_cross_entropy", token_weight, shape, input)
         token_weight = to_loss_dtype(input, token_weight).reshape(-1)
-    if is_any_autocast_enabled():
-        dtype = lower_precision_autocast_dtype(input)
-        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
-        linear_bias = None if linear_bias is None else linear_bias.to(dtype)
+    input, linear_weight, linear_bias = rounded_by_autocast(input, linear_weight, linear_bias)
     gradients = (False, False, False)
     if torch.is_grad_enabled():
         bias_grad = linear_bias is not None and linear_bias.requires_grad

@@ -76,11 +76,6 @@ class SharedVocabulary:
     weights: tuple[Tensor | None, Tensor | None]
     reduces_gradient: bool
 
-    @property
-    def start(self) -> int:
-        """The first class of this rank."""
-        return sum(self.shards.sizes[: self.shards.members.rank])
-
     def statistics(self, call: Call) -> Statistics:
         """Reduce the logits of every row.
 
@@ -173,7 +168,7 @@ def shared_vocabulary(
         is_fused: Whether CANN's operators compute the losses of rows; ranks that do not agree have different messages,
             and different collectives in derivatives of gradients.
     """
-    reduces_gradient = _reduces_gradient(call.input, reduce_input_grad)
+    reduces_gradient = reduce_input_grad and (in_functorch_transform() or any_differentiated([call.input]))
     agreed: dict[str, Any] = {
         ROWS: call.input.shape[0],
         "the number of features of input": call.input.shape[1],
@@ -191,10 +186,6 @@ def shared_vocabulary(
     return SharedVocabulary(shards, agreed, (call.token_weight, call.weight), reduces_gradient)
 
 
-def _reduces_gradient(input: Tensor, reduce_input_grad: bool) -> bool:
-    return reduce_input_grad and (in_functorch_transform() or any_differentiated([input]))
-
-
 def _message_dtype(call: Call, shards: VocabularyShards) -> torch.dtype:
     if call.predicted_tokens and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
         return torch.float64
@@ -203,7 +194,7 @@ def _message_dtype(call: Call, shards: VocabularyShards) -> torch.dtype:
 
 def _local_call(call: Call, shards: VocabularyShards, reduces_gradient: bool) -> tuple[Call, Tensor]:
     """Return the call for this rank's classes, and the target probability in them for each row."""
-    members, classes = shards.members, shards.slices()[shards.members.rank]
+    members, classes = shards.members, shards.own
     weight, bias, target = call.linear_weight, call.linear_bias, call.target
     if shards.excess:  # an error or nan follows, but this rank must still take part in the collectives
         weight = pad(weight, (0, 0, 0, -shards.excess))

@@ -7,7 +7,7 @@ from typing import Any
 from torch_aclnn_ops._checks import describe, values_are_readable
 from torch_aclnn_ops._head_options import AT_LEAST_1, check_number
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
-from torch_aclnn_ops.functional._head.arguments import check_constant
+from torch_aclnn_ops.functional._head.arguments import check_constant, rounded_by_autocast
 from torch_aclnn_ops.functional._head.shards import check_not_local_shard, is_dtensor
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 
@@ -154,9 +154,8 @@ def _with_head(call: Call) -> Call:
         if tensor is not None:
             fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(rows)
             check(name, fits, f"have dtype {rows.dtype}, as teacher_input has", f"has {tensor.dtype}", TypeError)
-    dtype = lower_precision_autocast_dtype(rows)
-    bias = None if bias is None else bias.to(dtype)
-    return call._replace(teacher_input=flat(rows).to(dtype), teacher_weight=weight.to(dtype), teacher_bias=bias)
+    rows, weight, bias = rounded_by_autocast(rows, weight, bias)
+    return call._replace(teacher_input=flat(rows), teacher_weight=weight, teacher_bias=bias)
 
 
 def _with_top_k(call: Call, top_k: Any) -> Call:

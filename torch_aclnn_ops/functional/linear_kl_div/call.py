@@ -67,9 +67,7 @@ class Call(NamedTuple):
     @property
     def classes(self) -> slice:
         """The classes of this process, in the vocabulary."""
-        if self.shards is None:
-            return slice(0, self.linear_weight.shape[0])
-        return self.shards.slices()[self.shards.members.rank]
+        return slice(0, self.linear_weight.shape[0]) if self.shards is None else self.shards.own
 
     def tile_rows(self, rows: int, classes: int | None = None) -> Tiling:
         """Divide rows into chunks, or raise for a ``max_memory`` that is too small.

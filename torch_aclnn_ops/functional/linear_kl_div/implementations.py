@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated
 from torch_aclnn_ops._numerics import accumulation_dtype
-from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
+from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
@@ -69,9 +69,7 @@ def messages_of(call: Call) -> dict[str, int]:
 def prepare(call: Call) -> Call:
     """Cast as autocast asks, flatten the rows, and raise for a ``max_memory`` that is too small."""
     student, target = (call.input, call.linear_weight, call.linear_bias), call.target
-    dtype = lower_precision_autocast_dtype(call.input)
-    input, weight, bias = (None if one is None else one.to(dtype) for one in student)
-    assert input is not None and weight is not None
+    input, weight, bias = rounded_by_autocast(*student)
     needed = tuple(torch.is_grad_enabled() and one is not None and one.requires_grad for one in student)
     if target is not None:
         # As int64, because a uint8 of 156 equals -100.

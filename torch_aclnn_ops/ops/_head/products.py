@@ -30,11 +30,6 @@ def has_logits_kernel(weight: Tensor, rows: int) -> bool:
     )
 
 
-def describe_backend(weight: Tensor, rows: int) -> str:
-    """Describe, for the log, whether csrc/cpu replaces torch.mm."""
-    return "; logits use native bfloat16 instructions" if has_logits_kernel(weight, rows) else ""
-
-
 class Head:
     """The weight and bias of a linear layer, whose logits are multiplied by ``scale``."""
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn
 
 from torch_aclnn_ops._numerics import accumulation_dtype
 
@@ -155,7 +154,11 @@ def tile_rows(
         if found is None and keeps_gradients:
             costs = _Costs(sizes, block, copies, with_gradient, False)
             found, min_bytes = costs.max_rows(max_memory), min(costs.min_bytes(), min_bytes)
-        rows_per_chunk = _raise_too_little_memory(function, max_memory, min_bytes) if found is None else found
+        if found is None:
+            raise ValueError(
+                f"{function}: max_memory must be at least {min_bytes} bytes for these arguments, but it is {max_memory}"
+            )
+        rows_per_chunk = found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
     return Tiling(rows, classes, rows_per_chunk, block, costs.keeps_gradients, held)
@@ -177,9 +180,3 @@ def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
     chunks = max(-(-costs.rows // number), 1)
     number = max(-(-costs.rows // (8 * chunks)) * 8, 8)
     return costs.rows if costs.held(costs.rows) <= costs.held(number) else number
-
-
-def _raise_too_little_memory(function: str, max_memory: int, min_bytes: int) -> NoReturn:
-    raise ValueError(
-        f"{function}: max_memory must be at least {min_bytes} bytes for these arguments, but it is {max_memory}"
-    )

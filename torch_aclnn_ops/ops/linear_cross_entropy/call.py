@@ -115,7 +115,7 @@ class Call(NamedTuple):
         rows = self.input.shape[0] if rows is None else rows
         classes = weight.shape[0] if classes is None else classes
         sizes = Sizes(rows, classes, weight.shape[-1], weight.dtype, weight.is_cpu)
-        units = weight.dtype == torch.bfloat16 and has_bfloat16_units(weight)
+        units = has_bfloat16_units(weight)
         # Tensors of the logits' size that are alive at the same time.
         copies = 1 + (self.softcap is not None) + self.entropy + 2 * self.target.is_floating_point()
         tile_rows = tiling.tile_rows if torch.compiler.is_compiling() else tiling.tile_rows_cached

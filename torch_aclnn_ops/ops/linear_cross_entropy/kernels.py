@@ -7,9 +7,8 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops._switch import is_disabled, why_disabled
-from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
-from torch_aclnn_ops.ops._head.products import Head
+from torch_aclnn_ops.ops._head.products import Head, has_logits_kernel
 from torch_aclnn_ops.ops._head.tiling import rows_of_block
 from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call, Kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
@@ -121,7 +120,8 @@ def log_few_logits(call: Call) -> None:
 def _log(call: Call, factors: Coefficients | None, kernels: Kernels) -> None:
     def described() -> str:
         tiling = call.tile_rows(with_gradients=factors is not None)
-        return f"{tiling}{products.describe_backend(call.linear_weight, tiling.rows)}"
+        is_native = has_logits_kernel(call.linear_weight, tiling.rows)
+        return f"{tiling}{'; logits use native bfloat16 instructions' if is_native else ''}"
 
     if call.log_sum_exp is not None:
         log_detail(NAME, lambda: f"logits recomputed for the gradients; {described()}")
