@@ -1,5 +1,7 @@
 """A frozen head with trained adapters: its loss needs neither the logits nor a gradient or a copy of the head."""
 
+import math
+
 from torch_aclnn_ops import report
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._materializations import Materializations
@@ -70,8 +72,11 @@ def test_16_bits_are_as_near_to_the_truth_as_the_logits_are(dtype):
     inputs = [torch.randn(ROWS, size, dtype=dtype).double().requires_grad_() for size in (FEATURES, RANK)]
     loss = LOSSES["mean"](truth[0](inputs[0]) / 2 + truth[1](inputs[1]) * 3.0)
     wanted = [loss.detach(), *torch.autograd.grad(loss, [*inputs, truth[1].weight])]
-    for one, other, right in zip(found, expected, wanted, strict=True):
-        assert (one - right).abs().max() <= 1.5 * (other - right).abs().max() + 1e-6
+    # Each of the chunks of 7 rows rounds its part of the adapter's gradient to 16 bits, and so does each sum of parts.
+    further_roundings = [0, 0, 0, 2 * (math.ceil(ROWS / 7) - 1)]
+    for one, other, right, roundings in zip(found, expected, wanted, further_roundings, strict=True):
+        further = roundings * torch.finfo(dtype).eps / 2 * right.abs().max()
+        assert (one - right).abs().max() <= 1.5 * (other - right).abs().max() + further + 1e-6
     assert [one.dtype for one in found] == [one.dtype for one in expected]
 
 

@@ -307,7 +307,10 @@ def test_logits_have_no_gradient_and_take_no_hooks(ask, is_materialized):
     loss = _loss(logits)
     if is_materialized:
         logits.materialize()
-    with pytest.raises(RuntimeError, match="computed without its logits.*call unpatch_model"):
+    words = "computed without its logits.*call unpatch_model"
+    if ask is GRADIENTS["backward"]:  # in torch 2.9 it raises before it asks the classes of its inputs
+        words += "|^all inputs have to be Tensors or GradientEdges, but got LazyLogits"
+    with pytest.raises((RuntimeError, TypeError), match=words):
         ask(logits, loss)
 
 
