@@ -64,8 +64,9 @@ def test_any_call_behaves_like_torchs(shapes, dtypes, reduction, size_average, r
 
 
 @pytest.mark.parametrize("reduction", ["elementwise_mean", "average"])
-def test_shapes_that_do_not_broadcast_raise_before_an_invalid_reduction_as_in_torch(reduction):
-    tensors = torch.zeros(4, 3), torch.zeros(0, 3)
+@pytest.mark.parametrize("shape", [(0, 3), (4,)], ids=str)
+def test_shapes_that_do_not_broadcast_raise_before_an_invalid_reduction_as_in_torch(reduction, shape):
+    tensors = torch.zeros(4, 3), torch.zeros(shape)
     mine, theirs = (
         outcome(partial(module.mse_loss, *tensors, reduction=reduction), []) for module in (ours, torchs.functional)
     )
@@ -93,15 +94,6 @@ def test_the_weighted_loss_has_torchs_dtype_under_autocast(reduction, dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mine, theirs = (_weighted(reduction)(module, *tensors) for module in (ours, torch.nn.functional))
     assert mine.dtype == theirs.dtype
-
-
-def test_shapes_that_do_not_broadcast_raise_before_an_invalid_reduction():
-    outcomes = []
-    for module in (ours, torch.nn.functional):
-        with pytest.warns(UserWarning, match="Using a target size"), pytest.raises(RuntimeError) as caught:
-            module.mse_loss(torch.rand(2, 3), torch.rand(4), reduction="bad")
-        outcomes.append(str(caught.value).splitlines()[0])
-    assert outcomes[0] == outcomes[1]
 
 
 def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():

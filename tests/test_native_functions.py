@@ -255,6 +255,13 @@ def test_without_the_extension_the_python_function_is_used(name, monkeypatch):
     _assert_same(native, in_python)
 
 
+@pytest.fixture(params=[True, False], ids=["in C++", "in Python"])
+def _is_built(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+
+
+in_both_languages = pytest.mark.usefixtures("_is_built")
 MOVES = {
     "address": lambda tensor: tensor.clone(),
     "dtype": lambda tensor: tensor.view(torch.bfloat16),
@@ -269,11 +276,9 @@ def test_where_something_else_lies_is_an_error():
         _cpu_extension.placement([torch.zeros(3), 1])
 
 
-@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
+@in_both_languages
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_where_tensors_lie_differs_if_one_of_them_changes(move, is_built, monkeypatch):
-    if not is_built:
-        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+def test_where_tensors_lie_differs_if_one_of_them_changes(move):
     tensors = [torch.zeros(3), torch.zeros(2, 8).half(), torch.zeros(())]
     before = _cpu_extension.placement(tensors)
     assert _cpu_extension.placement(list(tensors)) == before
@@ -294,11 +299,9 @@ SAME_OBJECTS = {
 }
 
 
-@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
+@in_both_languages
 @pytest.mark.parametrize("containers, expected", SAME_OBJECTS.values(), ids=SAME_OBJECTS)
-def test_the_objects_in_containers_are_compared_by_identity(containers, expected, is_built, monkeypatch):
-    if not is_built:
-        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+def test_the_objects_in_containers_are_compared_by_identity(containers, expected):
     assert _cpu_extension.holds(containers, [_A, _B]) is expected
 
 
@@ -312,11 +315,9 @@ ITEMS = {
 }
 
 
-@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
+@in_both_languages
 @pytest.mark.parametrize("dicts, expected", ITEMS.values(), ids=ITEMS)
-def test_keys_and_values_of_dicts_are_compared_by_identity(dicts, expected, is_built, monkeypatch):
-    if not is_built:
-        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+def test_keys_and_values_of_dicts_are_compared_by_identity(dicts, expected):
     assert _cpu_extension.have_items(dicts, ["a", "b"], [_A, _B]) is expected
 
 
@@ -327,10 +328,8 @@ def test_what_is_no_container_is_an_error():
         _cpu_extension.have_grads([_A], [None])
 
 
-@pytest.mark.parametrize("is_built", [True, False], ids=["in C++", "in Python"])
-def test_gradients_are_compared_by_identity(is_built, monkeypatch):
-    if not is_built:
-        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+@in_both_languages
+def test_gradients_are_compared_by_identity():
     tensors, grads = [torch.zeros(2) for _ in range(2)], [torch.ones(2) for _ in range(2)]
     assert not _cpu_extension.have_grads(tensors, grads)
     for tensor, grad in zip(tensors, grads, strict=True):

@@ -8,15 +8,10 @@ import host_npu
 import pytest
 import torch
 
+from benchmarks._harness import status_bytes
 from tests import test_ema_adam
 
 SHAPES = [(rows, features) for rows in range(1, 6) for features in range(1, 5)]
-
-
-def _resident_bytes():
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("VmRSS:"))
-    return int(line.split()[1]) * 1024
 
 
 def _random(*shape, dtype=torch.float32):
@@ -84,8 +79,8 @@ def test_many_calls_leak_nothing(make, number, bytes_per_call):
         gc.collect()
 
     run(5_000)  # fills the caches of shapes, the queue and the allocators
-    alive, device_bytes, resident = host_npu.stats().alive, host_npu.stats().device_bytes, _resident_bytes()
+    alive, device_bytes, resident = host_npu.stats().alive, host_npu.stats().device_bytes, status_bytes("VmRSS")
     run(number)
     assert host_npu.stats().alive == alive
     assert host_npu.stats().device_bytes == device_bytes
-    assert _resident_bytes() - resident < number * bytes_per_call
+    assert status_bytes("VmRSS") - resident < number * bytes_per_call
