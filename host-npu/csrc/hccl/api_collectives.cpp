@@ -30,6 +30,20 @@ Parts only(Parts parts, Rank rank) {
     return parts;
 }
 
+// What all receiving ranks are sent is the same, unless it is said.
+Exchange reduced(Function function, HcclDataType dtype, HcclReduceOp op, Rank root, std::uint64_t count,
+                 const void* send_buffer, const void* receive_buffer, Parts send, Parts receive,
+                 bool same_for_all = true) {
+    auto* const target = const_cast<void*>(receive_buffer);
+    return {function, dtype, op, root, count, send_buffer, target, std::move(send), std::move(receive), same_for_all};
+}
+
+Exchange moved(Function function, HcclDataType dtype, Rank root, std::uint64_t count, const void* send_buffer,
+               const void* receive_buffer, Parts send, Parts receive, bool same_for_all = true) {
+    return reduced(function, dtype, HCCL_REDUCE_RESERVED, root, count, send_buffer, receive_buffer, std::move(send),
+                   std::move(receive), same_for_all);
+}
+
 // `exchange_of` returns the exchange for a communicator.
 template <class ExchangeOf>
 HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, const ExchangeOf& exchange_of) {
@@ -43,133 +57,82 @@ HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, c
 
 HOST_NPU_EXPORT HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType,
                                          HcclReduceOp op, HcclComm comm, aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::AllReduce,  dataType, op, kNoRank, count, sendBuf, recvBuf, same_part(all, count),
-                same_part(all, count)};
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
+        return reduced(Function::AllReduce, dataType, op, kNoRank, count, sendBuf, recvBuf, same_part(all, count),
+                       same_part(all, count));
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType,
                                       HcclReduceOp op, uint32_t root, HcclComm comm, aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::Reduce,
-                dataType,
-                op,
-                root,
-                count,
-                sendBuf,
-                recvBuf,
-                only(same_part(all, count), root),
-                all.rank() == root ? same_part(all, count) : no_part(all)};
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
+        return reduced(Function::Reduce, dataType, op, root, count, sendBuf, recvBuf, only(same_part(all, count), root),
+                       all.rank() == root ? same_part(all, count) : no_part(all));
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclReduceScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType,
                                              HcclReduceOp op, HcclComm comm, aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {
-            Function::ReduceScatter,   dataType, op, kNoRank, recvCount, sendBuf, recvBuf, equal_parts(all, recvCount),
-            same_part(all, recvCount), false};
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
+        return reduced(Function::ReduceScatter, dataType, op, kNoRank, recvCount, sendBuf, recvBuf,
+                       equal_parts(all, recvCount), same_part(all, recvCount), false);
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void* sendDispls,
                                               void* recvBuf, uint64_t recvCount, HcclDataType dataType, HcclReduceOp op,
                                               HcclComm comm, aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
         // Counts differ between ranks.
-        return {Function::ReduceScatterV,
-                dataType,
-                op,
-                kNoRank,
-                0,
-                sendBuf,
-                recvBuf,
-                parts_of(all, sendCounts, "sendCounts", sendDispls, "sendDispls"),
-                same_part(all, recvCount),
-                false};
+        return reduced(Function::ReduceScatterV, dataType, op, kNoRank, 0, sendBuf, recvBuf,
+                       parts_of(all, sendCounts, "sendCounts", sendDispls, "sendDispls"), same_part(all, recvCount),
+                       false);
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint32_t root, HcclComm comm,
                                          aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
         const bool is_root = all.rank() == root;
-        return {Function::Broadcast,
-                dataType,
-                HCCL_REDUCE_RESERVED,
-                root,
-                count,
-                buf,
-                buf,
-                is_root ? same_part(all, count) : no_part(all),
-                only(same_part(all, count), root)};
+        return moved(Function::Broadcast, dataType, root, count, buf, buf,
+                     is_root ? same_part(all, count) : no_part(all), only(same_part(all, count), root));
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclAllGather(void* sendBuf, void* recvBuf, uint64_t sendCount, HcclDataType dataType,
                                          HcclComm comm, aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::AllGather,
-                dataType,
-                HCCL_REDUCE_RESERVED,
-                kNoRank,
-                sendCount,
-                sendBuf,
-                recvBuf,
-                same_part(all, sendCount),
-                equal_parts(all, sendCount)};
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
+        return moved(Function::AllGather, dataType, kNoRank, sendCount, sendBuf, recvBuf, same_part(all, sendCount),
+                     equal_parts(all, sendCount));
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, void* recvBuf, const void* recvCounts,
                                           const void* recvDispls, HcclDataType dataType, HcclComm comm,
                                           aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::AllGatherV,
-                dataType,
-                HCCL_REDUCE_RESERVED,
-                kNoRank,
-                0,
-                sendBuf,
-                recvBuf,
-                same_part(all, sendCount),
-                parts_of(all, recvCounts, "recvCounts", recvDispls, "recvDispls")};
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
+        return moved(Function::AllGatherV, dataType, kNoRank, 0, sendBuf, recvBuf, same_part(all, sendCount),
+                     parts_of(all, recvCounts, "recvCounts", recvDispls, "recvDispls"));
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType,
                                        uint32_t root, HcclComm comm, aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
         const bool is_root = all.rank() == root;
-        return {Function::Scatter,
-                dataType,
-                HCCL_REDUCE_RESERVED,
-                root,
-                recvCount,
-                sendBuf,
-                recvBuf,
-                is_root ? equal_parts(all, recvCount) : no_part(all),
-                only(same_part(all, recvCount), root),
-                false};
+        return moved(Function::Scatter, dataType, root, recvCount, sendBuf, recvBuf,
+                     is_root ? equal_parts(all, recvCount) : no_part(all), only(same_part(all, recvCount), root),
+                     false);
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclAlltoAll(const void* sendBuf, uint64_t sendCount, HcclDataType sendType,
                                         const void* recvBuf, uint64_t recvCount, HcclDataType recvType, HcclComm comm,
                                         aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
         require(sendType == recvType, "sendType and recvType must be the same");
-        return {Function::AlltoAll,
-                sendType,
-                HCCL_REDUCE_RESERVED,
-                kNoRank,
-                sendCount,
-                sendBuf,
-                const_cast<void*>(recvBuf),
-                equal_parts(all, sendCount),
-                equal_parts(all, recvCount),
-                false};
+        return moved(Function::AlltoAll, sendType, kNoRank, sendCount, sendBuf, recvBuf, equal_parts(all, sendCount),
+                     equal_parts(all, recvCount), false);
     });
 }
 
@@ -177,25 +140,18 @@ HOST_NPU_EXPORT HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCo
                                          HcclDataType sendType, const void* recvBuf, const void* recvCounts,
                                          const void* rdispls, HcclDataType recvType, HcclComm comm,
                                          aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
         require(sendType == recvType, "sendType and recvType must be the same");
-        return {Function::AlltoAllV,
-                sendType,
-                HCCL_REDUCE_RESERVED,
-                kNoRank,
-                0,
-                sendBuf,
-                const_cast<void*>(recvBuf),
-                parts_of(all, sendCounts, "sendCounts", sdispls, "sdispls"),
-                parts_of(all, recvCounts, "recvCounts", rdispls, "rdispls"),
-                false};
+        return moved(Function::AlltoAllV, sendType, kNoRank, 0, sendBuf, recvBuf,
+                     parts_of(all, sendCounts, "sendCounts", sdispls, "sdispls"),
+                     parts_of(all, recvCounts, "recvCounts", rdispls, "rdispls"), false);
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix, HcclDataType sendType,
                                           const void* recvBuf, HcclDataType recvType, HcclComm comm,
                                           aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
         require(sendType == recvType, "sendType and recvType must be the same");
         require(sendCountMatrix, "sendCountMatrix");
         const auto* const matrix = static_cast<const std::uint64_t*>(sendCountMatrix);
@@ -207,14 +163,13 @@ HOST_NPU_EXPORT HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendC
             sent += send.back().count;
             received += receive.back().count;
         }
-        return {Function::AlltoAllVC,       sendType,        HCCL_REDUCE_RESERVED, kNoRank, 0, sendBuf,
-                const_cast<void*>(recvBuf), std::move(send), std::move(receive),   false};
+        return moved(Function::AlltoAllVC, sendType, kNoRank, 0, sendBuf, recvBuf, std::move(send), std::move(receive),
+                     false);
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
-    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::Barrier, HCCL_DATA_TYPE_INT8, HCCL_REDUCE_RESERVED, kNoRank, 0, nullptr,
-                nullptr,           no_part(all),        no_part(all)};
+    return collective(__func__, comm, stream, [&](const Communicator& all) {
+        return moved(Function::Barrier, HCCL_DATA_TYPE_INT8, kNoRank, 0, nullptr, nullptr, no_part(all), no_part(all));
     });
 }

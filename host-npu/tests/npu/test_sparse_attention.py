@@ -170,3 +170,18 @@ def test_other_options_are_refused(options, sentence):
 def test_heads_are_a_power_of_2():
     with pytest.raises(RuntimeError, match="query has 3 heads; CANN takes powers of 2 on this chip"):
         _call([each[None] for each in _inputs(2, 9, heads=3)], _chosen(2, 9, 3)[None])
+
+
+def test_values_are_the_keys():
+    inputs, chosen = [each[None] for each in _inputs(2, 9)], _chosen(2, 9, 3)[None]
+    query, key, query_rope, key_rope = (each.npu() for each in inputs)
+    options = {"query_rope": query_rope, "key_rope": key_rope, "attention_mode": 2}
+    torch_npu.npu_sparse_flash_attention(query, key, key + 1, chosen.npu(), _SCALE, **options)
+    with pytest.raises(RuntimeError, match="value differs from key, which CANN does not take"):
+        torch.npu.synchronize()
+
+
+def test_a_block_behind_the_keys_is_a_fault():
+    _call([each[None] for each in _inputs(1, 9)], torch.full((1, 1, 1, 1), 2, dtype=torch.int32), sparse_block_size=8)
+    with pytest.raises(RuntimeError, match="sparseIndices has a block behind the 2 of 9 keys"):
+        torch.npu.synchronize()
