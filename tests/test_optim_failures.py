@@ -88,11 +88,19 @@ def test_weights_are_restored_without_allocating_memory():
     assert set(mode.seen) == {"aten.copy_.default"}
 
 
-def test_a_swap_that_cannot_restore_the_weights_says_so_and_leaves_the_optimizer_usable():
-    weights, optimizer = groups()
+@pytest.mark.parametrize(
+    "restored, lost",
+    [
+        (0, "the weights of parameters 0-2 of group 0 and 0 of group 1, buffer 'running_mean', buffer 'running_var', "),
+        (4, "swap_ema_params: buffer 'running_mean', buffer 'running_var', "),
+    ],
+    ids=["nothing is restored", "the weights are"],
+)
+def test_a_swap_that_cannot_restore_something_names_it_and_leaves_the_optimizer_usable(restored, lost):
+    weights, optimizer = groups(ema_buffers=nn.BatchNorm1d(3))
     before = optimizer.state_dict()
-    sentence = "weights of parameters 0-2 of group 0 and 0 of group 1 could not be restored; load a checkpoint"
-    mode = FailOperators(0, 1000)
+    sentence = f"{lost}buffer 'num_batches_tracked' could not be restored; load a checkpoint"
+    mode = FailOperators(4 + restored, 1000, "copy_")  # after 4 copies to the averages
     with pytest.raises(RuntimeError, match=sentence), optimizer.swap_ema_params():
         mode.__enter__()
     mode.__exit__(None, None, None)

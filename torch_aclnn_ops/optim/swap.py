@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ContextDecorator
 from functools import partial
 from itertools import chain
@@ -137,17 +137,15 @@ class Swap(ContextDecorator):
             except BaseException:
                 _try_all(writes)
                 raise
-            lost = _try_all({param: writes[param] for param in errors})
+            lost = _try_all({tensor: writes[tensor] for tensor in errors})
+            names = self._names_of(lost)
             self._publish_writes()
         finally:
             self._entries, self._others, self._buffers = [], [], []
             self._is_inside = self._optimizer._is_swapped = False
         if lost:
             error = next(iter(lost.values()))
-            raise RuntimeError(
-                f"{self._method}: the weights of parameters {describe_params(self._optimizer, lost)} could not be"
-                f" restored; load a checkpoint ({error})"
-            ) from error
+            raise RuntimeError(f"{self._method}: {names} could not be restored; load a checkpoint ({error})") from error
         if errors:
             # A failure can stop a device's queue, which then silently drops the second attempt.
             error = next(iter(errors.values()))
@@ -155,6 +153,12 @@ class Swap(ContextDecorator):
                 f"{self._method}: a device failed while the weights were restored. The failed writes were repeated"
                 f" without an error ({error})"
             ) from error
+
+    def _names_of(self, tensors: Collection[Tensor]) -> str:
+        params = describe_params(self._optimizer, tensors)
+        names = [f"the weights of parameters {params}"] if params else []
+        names += [f"buffer {copied.names[0]!r}" for copied in self._buffers if copied.buffer in tensors]
+        return ", ".join(names)
 
     def _publish_writes(self) -> None:
         """Drop casts of the previous values, and tell autograd and FSDP that shards were written."""
