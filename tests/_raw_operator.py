@@ -73,6 +73,7 @@ class RawOperatorContract:
                 allowed = self.ROUNDINGS * torch.finfo(dtype).eps * truth.abs().max()
                 assert (result.double() - truth).abs().max() <= allowed
 
+    @pytest.mark.every_nth_case(3)
     def test_opcheck_passes(self, sample: Sample) -> None:
         arguments = sample.arguments(Maker(torch.float32))
         if not self.OPERATOR.is_mutable:
