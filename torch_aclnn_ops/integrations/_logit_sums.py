@@ -1,11 +1,12 @@
 """A symbolic form of lazy logits, from which losses are computed, and the operations that it is closed under."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
-from torch_aclnn_ops._numerics import accumulation_dtype, is_autocast_on
+from torch_aclnn_ops._numerics import accumulation_dtype, is_autocast_on, widen
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.integrations import _frozen_heads
 from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, is_plain, with_weights
@@ -206,7 +207,7 @@ class LogitSum:
         is_traced = torch.compiler.is_compiling() or in_functorch_transform()
         if not is_traced and not all(layer.weight.requires_grad for layer in self.layers):
             inputs = tuple(layer.input.reshape(-1, layer.input.shape[-1]) for layer in self.layers)
-            return _frozen_heads.cross_entropy(self._logits_of, inputs, first.weight, target, **given)
+            return _frozen_heads.cross_entropy(self._logits_of_rows(), inputs, first.weight, target, **given)
         # The sum of layers is one layer with concatenated features.
         rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:
@@ -217,15 +218,35 @@ class LogitSum:
                 biases.append((layer.bias, 1 / factor))
         return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), _total(tuple(biases)), target, options)
 
-    def _logits_of(self, *inputs: Tensor) -> Tensor:
-        """Return the logits of rows of the layers' inputs."""
-        total: Any = _total(tuple((one.tensor, one.divisor) for one in self.vectors))
-        for input, layer in zip(inputs, self.layers, strict=True):
-            part = nn.functional.linear(input, layer.weight, layer.bias)
-            part = part if layer.divisor == 1 else part / layer.divisor
-            total = part if total is None else part + total
-        logits: Tensor = total
-        return logits if self.bound is None else torch.tanh(logits) * self.bound
+    def _logits_of_rows(self) -> Callable[..., Tensor]:
+        """Return a function of rows of the layers' inputs that returns their logits."""
+        autocast = self.layers[0].autocast  # that of the loss
+        weights = [_cast_in_each_call(layer.weight, autocast) for layer in self.layers]
+        biases = [layer.bias is not None and _cast_in_each_call(layer.bias, autocast) for layer in self.layers]
+        vectors = [(_cast_in_each_call(one.tensor, None), one.divisor) for one in self.vectors]
+
+        def logits_of(*inputs: Tensor) -> Tensor:
+            total: Any = _total(tuple((tensor(), divisor) for tensor, divisor in vectors))
+            for input, layer, weight, bias in zip(inputs, self.layers, weights, biases, strict=True):
+                part = nn.functional.linear(input, weight(), bias() if bias else None)
+                part = part if layer.divisor == 1 else part / layer.divisor
+                total = part if total is None else part + total
+            logits: Tensor = total
+            return logits if self.bound is None else torch.tanh(logits) * self.bound
+
+        return logits_of
+
+
+def _cast_in_each_call(tensor: Tensor, autocast: torch.dtype | None) -> Callable[[], Tensor]:
+    """Return a function that returns a tensor in the dtype of its operation.
+
+    A 16-bit tensor is cast from float32 in each call, so that autograd adds the gradients of all chunks in float32.
+    """
+    if not tensor.requires_grad:
+        return lambda: tensor
+    wide = widen(tensor)
+    dtype = tensor.dtype if autocast is None or tensor.dtype == torch.float64 else autocast
+    return lambda: wide.to(dtype)
 
 
 def _total(vectors: tuple[tuple[Tensor, float], ...]) -> Tensor | None:
