@@ -10,9 +10,7 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
 from tests._optim import (
@@ -160,30 +158,6 @@ def _exchange_states(optimizer, first, second):
         of_first[name], of_second[name] = of_second[name], of_first[name]
 
 
-@pytest.mark.parametrize("group_of_second", [0, 1], ids=["of a group", "of two groups"])
-@pytest.mark.parametrize(
-    "exchange",
-    [_exchange_grads, _exchange_data, _exchange_views_of_data, _exchange_states],
-    ids=["gradients", "data", "views of data", "states"],
-)
-def test_parameters_may_exchange(exchange, group_of_second):
-    runs = []
-    for flatten in (True, False):
-        generator = torch.Generator().manual_seed(0)
-        first, second = (nn.Parameter(torch.randn(64, generator=generator)) for _ in range(2))
-        groups = [{"params": [first]}, {"params": [second]}] if group_of_second else [first, second]
-        optimizer = FusedEmaAdam(groups, **SETTINGS, flatten=flatten)
-        for step in range(4):
-            for weight in (first, second):
-                grad = torch.randn(64, generator=generator)
-                weight.grad = grad if weight.grad is None else weight.grad.copy_(grad)
-            if step == 2:
-                exchange(optimizer, first, second)
-            optimizer.step()
-        runs.append([first.detach(), second.detach(), *states_of(optimizer)])
-    assert_all_equal(*runs)
-
-
 def _exchange_data_of_grads(optimizer, first, second):
     first.grad.data, second.grad.data = second.grad.data, first.grad.data
 
@@ -192,25 +166,34 @@ def _exchange_whole_states(optimizer, first, second):
     optimizer.state[first], optimizer.state[second] = optimizer.state[second], optimizer.state[first]
 
 
-@pytest.mark.parametrize("second", ["flattened", "aliased", "frozen until then"])
-@pytest.mark.parametrize(
-    "exchange",
-    [_exchange_grads, _exchange_data, _exchange_data_of_grads, _exchange_whole_states],
-    ids=["gradients", "data", "data of gradients", "states with other step counts"],
-)
-def test_parameters_may_exchange_whether_both_are_flattened_or_not(exchange, second):
+EXCHANGES = {
+    "gradients": _exchange_grads,
+    "data of gradients": _exchange_data_of_grads,
+    "data": _exchange_data,
+    "views of data": _exchange_views_of_data,
+    "states but step counts": _exchange_states,
+    "states": _exchange_whole_states,
+}
+
+
+@pytest.mark.parametrize("second", ["flattened", "of another group", "aliased", "frozen until then"])
+@pytest.mark.parametrize("gradients", ["new ones", "views"])
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_parameters_may_exchange_whether_both_are_flattened_or_not(exchange, gradients, second):
     runs = []
     for flatten in (True, False):
         generator = torch.Generator().manual_seed(0)
         first, other = (nn.Parameter(torch.randn(64, generator=generator)) for _ in range(2))
         alias = other.detach() if second == "aliased" else None
         other.requires_grad_(second != "frozen until then")
-        optimizer = FusedEmaAdam([first, other], **SETTINGS, flatten=flatten)
+        groups = [{"params": [first]}, {"params": [other]}] if second == "of another group" else [first, other]
+        optimizer = FusedEmaAdam(groups, **SETTINGS, flatten=flatten)
         for step in range(5):
             is_first_alone = step == 0 or (step == 1 and not other.requires_grad)
             other.requires_grad_(not is_first_alone)
             for weight in (first, other):
-                weight.grad = torch.randn(64, generator=generator)
+                grad = torch.randn(64, generator=generator)
+                weight.grad = grad if gradients == "new ones" or weight.grad is None else weight.grad.copy_(grad)
             if is_first_alone:
                 other.grad = None
             if step == 3:
@@ -297,21 +280,17 @@ def test_a_load_leaves_the_parameters_where_they_are():
     assert {int(optimizer.state[weight]["step"]) for weight in weights} == {2}
 
 
-def test_parameters_without_a_storage_stay_as_they_are_beside_flattened_ones():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        sharded = nn.Parameter(distribute_tensor(torch.ones(16), init_device_mesh("cpu", (1,))))
-        plain = [nn.Parameter(torch.ones(16)) for _ in range(2)]
-        optimizer = FusedEmaAdam([*plain, sharded], **SETTINGS, flatten=True)
-        for step in range(3):
-            for weight in (*plain, sharded):
-                weight.grad = torch.ones_like(weight)
-            optimizer.step()
-            if step == 0:
-                plain[0].data = plain[0].data.clone()  # moved, so that the next step flattens the group again
-        assert_all_equal([sharded.to_local().detach()] * 2, [weight.detach() for weight in plain])
-    finally:
-        dist.destroy_process_group()
+def test_parameters_without_a_storage_stay_as_they_are_beside_flattened_ones(mesh_of_one):
+    sharded = nn.Parameter(distribute_tensor(torch.ones(16), mesh_of_one))
+    plain = [nn.Parameter(torch.ones(16)) for _ in range(2)]
+    optimizer = FusedEmaAdam([*plain, sharded], **SETTINGS, flatten=True)
+    for step in range(3):
+        for weight in (*plain, sharded):
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        if step == 0:
+            plain[0].data = plain[0].data.clone()  # moved, so that the next step flattens the group again
+    assert_all_equal([sharded.to_local().detach()] * 2, [weight.detach() for weight in plain])
 
 
 REPLACEMENTS = {
@@ -384,19 +363,6 @@ def test_a_backward_pass_through_weights_from_before_a_step_raises():
         loss.backward()
 
 
-def test_a_group_may_be_added_at_any_time():
-    flat, plain = both()
-    for pair in (flat, plain):
-        train(*pair, range(2))
-        other = Weights(torch.float32, seed=1)
-        pair[1].add_param_group({"params": other.parameters(), "lr": 0.1})
-        for step in range(3):
-            other.set_gradients(step)
-            train(*pair, [step + 2])
-        pair[0].other = other
-    assert_same(flat, plain)
-
-
 @pytest.mark.parametrize("saved_flat", [True, False])
 @pytest.mark.parametrize("loads_flat", [True, False])
 @pytest.mark.parametrize("has_trained", [True, False])
@@ -444,14 +410,41 @@ def test_a_pickle_of_one_parameter_excludes_the_others():
     assert len(pickle.dumps(optimizer)) < 20 * 5 * 6_000
 
 
-def test_parameters_that_left_the_buffer_are_flattened_again():
+def _move_data(model, optimizer):
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
+
+
+def _change_dtype(model, optimizer):
+    model.to(torch.bfloat16)
+    optimizer.zero_grad()
+
+
+def _replace_a_state(model, optimizer):
+    weight = next(model.parameters())
+    optimizer.state[weight] = {name: value.clone() * 2 for name, value in optimizer.state[weight].items()}
+
+
+def _step_compiled(model, optimizer):
+    for weight in list(model.parameters())[2:]:
+        weight.grad = None
+    torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+
+
+def _add_group(model, optimizer):
+    model.other = Weights(torch.float32, seed=1)
+    optimizer.add_param_group({"params": model.other.parameters(), "lr": 0.1})
+
+
+@pytest.mark.parametrize("change", [_move_data, _change_dtype, _replace_a_state, _step_compiled, _add_group])
+def test_what_a_program_changes_between_steps_is_noticed(change):
     flat, plain = both()
     for pair in (flat, plain):
         train(*pair, range(2))
-        for weight in pair[0].parameters():
-            weight.data = weight.data.clone()
+        change(*pair)
         train(*pair, range(2, 5))
     assert_same(flat, plain)
+    assert {state["ema_params"].dtype for state in flat[1].state.values()} == {torch.float32}
 
 
 def test_parameters_transposed_in_their_memory_keep_the_states_of_their_elements():
@@ -466,39 +459,6 @@ def test_parameters_transposed_in_their_memory_keep_the_states_of_their_elements
             optimizer.step()
         runs.append([weight.detach(), optimizer.state[weight]["ema_params"]])
     assert_all_close(*runs, 1e-6)  # kernels round differently for other strides
-
-
-def test_a_model_may_change_its_dtype():
-    flat, plain = both(torch.float32)
-    for pair in (flat, plain):
-        train(*pair, range(2))
-        pair[0].to(torch.bfloat16)
-        for weight in pair[0].parameters():
-            weight.grad = None
-        train(*pair, range(2, 5))
-    assert_same(flat, plain)
-    assert flat[1].state[next(flat[0].parameters())]["master_params"].dtype == torch.float32
-
-
-def test_a_replaced_state_tensor_is_used():
-    flat, plain = both()
-    for model, optimizer in (flat, plain):
-        train(model, optimizer, range(2))
-        weight = next(model.parameters())
-        optimizer.state[weight] = {name: value.clone() * 2 for name, value in optimizer.state[weight].items()}
-        train(model, optimizer, range(2, 5))
-    assert_same(flat, plain)
-
-
-def test_a_compiled_step_between_eager_steps_is_noticed():
-    flat, plain = both()
-    for model, optimizer in (flat, plain):
-        train(model, optimizer, range(2))
-        for weight in list(model.parameters())[2:]:
-            weight.grad = None
-        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
-        train(model, optimizer, range(2, 5))
-    assert_same(flat, plain)
 
 
 def test_a_parameter_that_is_a_view_of_another_tensor_is_not_flattened():
