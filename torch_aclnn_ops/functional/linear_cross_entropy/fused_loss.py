@@ -114,9 +114,12 @@ def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | Line
 
     # nan for an infinite one, which makes the gradients nan, as in torch
     token_weight = None if call.token_weight is None else call.token_weight + 0 * call.token_weight
-    loss = reduced(losses, _weights(call, token_weight, has_class))
-    z_loss = reduced(log_sum_exp.square() * call.lse_square_scale, token_weight) if has_z_loss else None
-    loss = loss if z_loss is None else loss + z_loss
+    z_losses = log_sum_exp.square() * call.lse_square_scale if has_z_loss else None
+    if z_losses is not None and call.weight is None:  # the weights are the same
+        loss = reduced(losses + z_losses, token_weight)
+    else:
+        loss = reduced(losses, _weights(call, token_weight, has_class))
+        loss = loss if z_losses is None else loss + reduced(z_losses, token_weight)
     if not call.outputs:
         return loss
     outputs = {}
@@ -125,7 +128,7 @@ def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | Line
     if "logsumexp" in call.outputs:
         outputs["logsumexp"] = log_sum_exp.reshape(call.shape)
     if "z_loss" in call.outputs:
-        outputs["z_loss"] = torch.zeros_like(loss) if z_loss is None else z_loss
+        outputs["z_loss"] = torch.zeros_like(loss) if z_losses is None else reduced(z_losses, token_weight)
     return LinearCrossEntropyOutput(loss, **outputs)
 
 
