@@ -198,3 +198,17 @@ def divergence_of_an_empty_shard(device):
     loss.backward()
     whole = F.linear_kl_div(input, weight, rows, head, teacher_bias=bias, linear_bias=bias)
     return loss.item(), shard.grad.cpu(), whole.item()
+
+
+def predicted_tokens(device):
+    """The predicted tokens, and the gradients of the losses that are returned with them; and those of one process."""
+    found = []
+    options = {"outputs": ("predicted_tokens",), "reduction": "none"}
+    for leaves, group in zip(_leaves(device), (None, dist.group.WORLD), strict=True):
+        shared = {} if group is None else {"process_group": group, "vocab_sizes": _SHARED["vocab_sizes"]}
+        result = F.linear_cross_entropy(*leaves, **options, **shared)
+        gradients = torch.autograd.grad(result.loss.sum(), leaves[:2])
+        found.append([one.float().cpu() for one in (result.predicted_tokens, *gradients)])
+    whole, shard = found
+    whole[-1] = whole[-1].split(_SHARED["vocab_sizes"])[dist.get_rank()]
+    return whole, shard

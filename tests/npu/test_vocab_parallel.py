@@ -74,6 +74,13 @@ def test_outputs_and_their_gradients_equal_those_of_one_process(backend):
             assert float((found - expected).norm() / expected.norm()) < 2**-7
 
 
+def test_predicted_tokens_are_returned_with_losses_whose_gradients_are_those_of_one_process(backend):
+    for whole, shard in run(cases.predicted_tokens, 2, device="npu", backend=backend):
+        assert torch.equal(whole[0], shard[0])
+        for expected, found in zip(whole[1:], shard[1:], strict=True):
+            assert float((found - expected).norm() / expected.norm()) < 2**-7
+
+
 def test_a_gradient_can_be_differentiated(backend):
     for expected, found in run(cases.second_derivative, 2, device="npu", backend=backend):
         assert float((found - expected).norm() / expected.norm()) < 2**-7

@@ -6,7 +6,7 @@ from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, reduce
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import reduce, why_not_fused
 from torch_aclnn_ops.ops.linear_cross_entropy.rows import statistics_of_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
 
@@ -16,7 +16,7 @@ from torch import Tensor
 # What becomes the coefficients of the statistics, or is chosen before them.
 _UNREAD = (
     *("token_weight", "reduction", "ignore_index", "label_smoothing", "lse_square_scale", "zero_if_all_ignored"),
-    *("outputs", "shape", "kernels"),
+    *("outputs", "shape", "is_fused"),
 )
 
 
@@ -60,8 +60,8 @@ def statistics(call: Call) -> Statistics:
     Returns:
         The needed statistics in float32, or float64 for float64 inputs.
     """
-    if call.kernels is None and not torch.compiler.is_compiling():  # which apply to the gradients, too
-        call = call._replace(kernels=choose_kernels(call))
+    if call.is_fused is None and not torch.compiler.is_compiling():  # which applies to the gradients, too
+        call = call._replace(is_fused=why_not_fused(call) is None)
     return call.name(ENGINE.rows(call))
 
 

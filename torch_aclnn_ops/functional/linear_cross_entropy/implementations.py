@@ -31,7 +31,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import SharedVocabulary, shared_vocabulary
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import why_not_fused
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import why_not_classes
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
@@ -56,7 +56,7 @@ def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool
         # That of the largest shard, so that no rank raises alone while others wait in a collective.
         call.tile_rows(classes=None if shards is None else max(shards.sizes))
     if call.linear_weight.dim() == 2 and not torch.compiler.is_compiling():  # compiled code chooses when it runs
-        call = call._replace(kernels=choose_kernels(call))
+        call = call._replace(is_fused=why_not_fused(call) is None)
     implementation = _choose(call, shards)
     if shards is None:
         return implementation(call, None)
@@ -110,7 +110,7 @@ def _choose(call: Call, shards: VocabularyShards | None) -> Callable[[Call, Shar
     """Choose the implementation of a call."""
     if call.linear_weight.dim() > 2 or autograd.ENGINE.needs_formula(call, call.token_weight):
         return loss_of_statistics
-    is_fused = (call.kernels or choose_kernels(call)).why_not_fused is None
+    is_fused = (why_not_fused(call) is None if call.is_fused is None else call.is_fused) and not call.predicted_tokens
     if is_fused and _can_fuse_loss(call, shards):
         return fused_loss
     if shards is None and not is_fused and _can_compute_gradients(call):

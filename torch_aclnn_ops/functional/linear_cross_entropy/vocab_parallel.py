@@ -25,7 +25,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
 from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import why_not_fused
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
 
 import torch
@@ -217,13 +217,12 @@ def _local_call(call: Call, shards: VocabularyShards, reduces_gradient: bool) ->
         target = pad(target, (0, 1)) if target.is_floating_point() else target
     local = call._replace(linear_weight=weight, linear_bias=bias, target=target, weight=class_weight, is_shard=True)
     if not torch.compiler.is_compiling():
-        local = local._replace(kernels=choose_kernels(local))
+        local = local._replace(is_fused=why_not_fused(local) is None)
     if reduces_gradient:
         # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
-        if local.kernels is None:  # the choice of the compiled operator is not known yet
+        is_fused = local.is_fused
+        if is_fused is None:  # the choice of the compiled operator is not known yet
             is_fused = call.input.device.type == "npu" and not is_disabled()
-        else:
-            is_fused = local.kernels.why_not_fused is None
         input = call.input if is_fused else widen(call.input)
         local = local._replace(input=copy_to_group(input, members))
     return local, target_probability_sum

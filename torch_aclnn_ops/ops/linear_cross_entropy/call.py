@@ -43,18 +43,6 @@ class Options(TypedDict, total=False):
     fsdp_module: Module | None
 
 
-class Kernels(NamedTuple):
-    """What computes a call.
-
-    Attributes:
-        why_not_fused: Why CANN's fused operators do not compute the statistics, or ``None`` if they do.
-        fuses_gradients: Whether they compute the gradients if those of both input and weight are needed.
-    """
-
-    why_not_fused: str | None
-    fuses_gradients: bool
-
-
 class Call(NamedTuple):
     """One call: first as given, then with checked options, rows in one dimension, and what follows from both."""
 
@@ -84,7 +72,9 @@ class Call(NamedTuple):
     entropy: bool = False
     predicted_tokens: bool = False
     is_shard: bool = False  # whether the classes are a shard of a vocabulary
-    kernels: Kernels | None = None  # ``None`` in compiled code, which chooses them when it runs
+    # Whether CANN's operators compute the statistics, except for predicted tokens, and the gradients if those of both
+    # input and linear_weight are needed. ``None`` in compiled code, which chooses when it runs.
+    is_fused: bool | None = None
     # Statistics of the forward pass, in the backward pass.
     logits_max: Tensor | None = None
     log_sum_exp: Tensor | None = None

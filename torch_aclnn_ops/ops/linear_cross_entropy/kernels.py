@@ -10,7 +10,7 @@ from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.products import Head, has_logits_kernel
 from torch_aclnn_ops.ops._head.tiling import rows_of_block
-from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call, Kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
@@ -27,17 +27,17 @@ def reduce(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradi
 
     With ``call.log_sum_exp``, the statistics of the forward pass, only the gradients are used.
     """
-    kernels = call.kernels or choose_kernels(call)
-    if factors is None and kernels.why_not_fused is None:
+    is_fused = why_not_fused(call) is None if call.is_fused is None else call.is_fused
+    if factors is None and is_fused and not call.predicted_tokens:
         return tuple(one for one in fused_statistics(call) if one is not None), _NO_GRADIENTS
-    if factors is not None and call.log_sum_exp is not None and kernels.fuses_gradients:
+    if factors is not None and call.log_sum_exp is not None and is_fused:
         # The operator always computes both gradients.
         if all(call.gradients[:2]):
             return (), (*fused_gradients(call, factors), None)
         name = fused_linear_cross_entropy_loss_grad.name
         log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
     _check_queue(call.input)
-    _log(call, factors, kernels)
+    _log(call, factors)
     return _statistics_in_chunks(call, factors)
 
 
@@ -69,17 +69,8 @@ def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Res
     return reduce_in_chunks(call.input, head, kept, tiling, reduce_chunk, needed)
 
 
-def choose_kernels(call: Call) -> Kernels:
-    """Choose the kernels for the statistics of a call and their gradients."""
-    reason = _why_not_by_feature(call)
-    if reason is None and call.predicted_tokens:
-        return Kernels("predicted tokens are requested", _why_not_cann(call) is None)
-    if reason is None:
-        reason = _why_not_cann(call)
-    return Kernels(reason, reason is None)
-
-
-def _why_not_by_feature(call: Call) -> str | None:
+def why_not_fused(call: Call) -> str | None:
+    """Return why CANN's operators compute neither the statistics of a call nor their gradients, or ``None``."""
     if call.input.device.type != "npu":
         return f"the tensors are on {call.input.device.type}"
     if is_disabled():
@@ -97,10 +88,6 @@ def _why_not_by_feature(call: Call) -> str | None:
     for reason, holds in reasons:
         if holds:
             return reason
-    return None
-
-
-def _why_not_cann(call: Call) -> str | None:
     weight, start, return_logits = call.linear_weight, 0, False
     return fused_linear_online_max_sum.why_not_cann(
         call.input, weight, call.target, start, start + weight.shape[0], return_logits
@@ -112,12 +99,12 @@ def log_few_logits(call: Call) -> None:
     _check_queue(call.target)
 
     def described() -> str:
-        return f"{choose_kernels(call).why_not_fused}; few logits: all {call.target.numel()} rows in one chunk"
+        return f"{why_not_fused(call)}; few logits: all {call.target.numel()} rows in one chunk"
 
     log_call(NAME, Implementation.FALLBACK, described)
 
 
-def _log(call: Call, factors: Coefficients | None, kernels: Kernels) -> None:
+def _log(call: Call, factors: Coefficients | None) -> None:
     def described() -> str:
         tiling = call.tile_rows(with_gradients=factors is not None)
         is_native = has_logits_kernel(call.linear_weight, tiling.rows)
@@ -127,7 +114,11 @@ def _log(call: Call, factors: Coefficients | None, kernels: Kernels) -> None:
         log_detail(NAME, lambda: f"logits recomputed for the gradients; {described()}")
         return
     how = "" if factors is None else "gradients computed in the forward pass; "
-    log_call(NAME, Implementation.FALLBACK, lambda: f"{kernels.why_not_fused}; {how}{described()}")
+
+    def reason() -> str:
+        return f"{why_not_fused(call) or 'predicted tokens are requested'}; {how}{described()}"
+
+    log_call(NAME, Implementation.FALLBACK, reason)
 
 
 def _check_queue(tensor: Tensor) -> None:
