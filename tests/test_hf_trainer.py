@@ -6,7 +6,7 @@ import warnings
 
 from torch_aclnn_ops import disabled
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
-from torch_aclnn_ops.integrations._trainer_optimizers import warn_of_initial_weights
+from torch_aclnn_ops.integrations._trainers import warn_of_initial_weights
 from torch_aclnn_ops.integrations.transformers import EmaCallback, ReportCallback, patch_model
 from torch_aclnn_ops.optim import FusedEmaAdam
 

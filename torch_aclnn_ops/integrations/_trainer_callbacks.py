@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops._checks import describe
-from torch_aclnn_ops.integrations._step_reports import StepReport
-from torch_aclnn_ops.integrations._trainer_optimizers import (
+from torch_aclnn_ops.integrations._trainers import (
+    StepReport,
     ema_optimizers,
     swapped,
     unwrapped,

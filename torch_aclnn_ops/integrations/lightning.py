@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch_aclnn_ops.integrations._step_reports import StepReport
-from torch_aclnn_ops.integrations._trainer_optimizers import ema_optimizers, swapped, warn_of_initial_weights
+from torch_aclnn_ops.integrations._trainers import StepReport, ema_optimizers, swapped, warn_of_initial_weights
 from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 
 from torch import Tensor
