@@ -1,5 +1,7 @@
 """FusedEmaAdam and memory that a program reads and writes itself: weights, gradients, states and step counts."""
 
+import copy
+
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import numpy as np
@@ -8,26 +10,6 @@ import torch
 from torch import nn
 
 from tests._optim import SETTINGS, assert_all_close, assert_all_equal, each_flatten, states_of
-
-
-class Training:
-    """Two parameters with a gradient of their own, in the program's memory: ``buffers``."""
-
-    def __init__(self, flatten, give=None, **options):
-        self.weights = [nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4) + i) for i in range(2)]
-        self.buffers = [torch.zeros(4, 4) for _ in self.weights]
-        if give is not None:
-            for weight, buffer in zip(self.weights, self.buffers, strict=True):
-                weight.grad = give(buffer)
-        self.optimizer = FusedEmaAdam(self.weights, **SETTINGS, flatten=flatten, **options)
-
-    def step(self, value):
-        for weight in self.weights:
-            weight.grad = torch.full((4, 4), float(value))
-        self.optimizer.step()
-
-    def results(self):
-        return [*(weight.detach().clone() for weight in self.weights), *map(torch.clone, states_of(self.optimizer))]
 
 
 @each_flatten
@@ -59,33 +41,31 @@ WRITES = {
     ],
 )
 def test_states_that_a_program_restores_are_used(write, dtype, flatten):
-    restored, plain = (Training(one, ema_warmup="ratio") for one in (flatten, False))
-    for training in (restored, plain):
-        for weight in training.weights:
-            weight.data = weight.data.to(dtype)
-        training.gradients = [torch.full((4, 4), value, dtype=dtype) for value in (1.0, -2.0)]
+    gradients = [torch.full((4, 4), value, dtype=dtype) for value in (1.0, -2.0)]
 
-    def step(training, count):
+    def step(weights, optimizer, count):
         for _ in range(count):
-            for weight, gradient in zip(training.weights, training.gradients, strict=True):
+            for weight, gradient in zip(weights, gradients, strict=True):
                 weight.grad = gradient
-            training.optimizer.step()
+            optimizer.step()
 
-    for training in (restored, plain):
-        step(training, 2)
-    states = restored.optimizer.state
-    saved = [{name: value.clone() for name, value in states[weight].items()} for weight in restored.weights]
-    weights = [weight.detach().clone() for weight in restored.weights]
-    step(restored, 3)
-    for weight, value, state in zip(restored.weights, weights, saved, strict=True):
-        weight.data.copy_(value)
-        for name, tensor in states[weight].items():
-            write(tensor, state[name])
-    for training in (restored, plain):
-        step(training, 2)
-    assert_all_close(restored.results(), plain.results(), 1e-6)
-    with restored.optimizer.swap_ema_params(), plain.optimizer.swap_ema_params():
-        assert_all_close(restored.results()[:2], plain.results()[:2], 1e-6)
+    results = []
+    for is_restored in (True, False):
+        weights = [nn.Parameter((torch.linspace(-1, 1, 16).reshape(4, 4) + i).to(dtype)) for i in range(2)]
+        optimizer = FusedEmaAdam(weights, **SETTINGS, ema_warmup="ratio", flatten=flatten and is_restored)
+        step(weights, optimizer, 2)
+        if is_restored:
+            saved = copy.deepcopy([(weight.detach(), optimizer.state[weight]) for weight in weights])
+            step(weights, optimizer, 3)
+            for weight, (value, state) in zip(weights, saved, strict=True):
+                weight.data.copy_(value)
+                for name, tensor in optimizer.state[weight].items():
+                    write(tensor, state[name])
+        step(weights, optimizer, 2)
+        results.append([weight.detach().clone() for weight in weights] + states_of(optimizer))
+        with optimizer.swap_ema_params():
+            results[-1] += [weight.detach().clone() for weight in weights]
+    assert_all_close(*results, 1e-6)
 
 
 @each_flatten

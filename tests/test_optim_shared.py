@@ -12,8 +12,6 @@ from torch import nn
 from tests._optim import Weights, assert_all_equal, averages_of, states_of, train, weights_of
 
 _OPTIONS = {"lr": 0.1, "ema_decay": 0.9, "ema_warmup": "ratio"}
-
-
 CASES = list(product([torch.float32, torch.bfloat16], [False, True], [False, True]))
 
 
@@ -27,7 +25,8 @@ def trainings():
     """Trainings of each case: one whose second step another process makes, and one without others."""
     found = {}
     for dtype, is_shared_before, flatten in CASES:
-        shared, alone = [(one, FusedEmaAdam(one.parameters(), **_OPTIONS, flatten=flatten)) for one in _two(dtype)]
+        models = Weights(dtype), Weights(dtype)
+        shared, alone = [(one, FusedEmaAdam(one.parameters(), **_OPTIONS, flatten=flatten)) for one in models]
         if is_shared_before:
             shared[0].share_memory()
         train(*shared, [0])
@@ -47,10 +46,6 @@ def test_a_step_in_another_process_counts_here(case, trainings):
     assert_all_equal(weights_of(shared[0]), weights_of(alone[0]))
     assert_all_equal(averages_of(*shared), averages_of(*alone))
     assert_all_equal(states_of(shared[1]), states_of(alone[1]))
-
-
-def _two(dtype):
-    return Weights(dtype), Weights(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
