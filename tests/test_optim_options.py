@@ -16,7 +16,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests._optim import (
     GROUP_OPTIONS,
-    SETTINGS,
     STATE,
     Weights,
     assert_all_close,
@@ -139,19 +138,6 @@ def test_the_average_starts_as_a_copy_of_the_weights():
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=1.0)
     train(model, optimizer, range(3))
     assert_all_equal(averages_of(model, optimizer), first)
-
-
-def test_parameters_without_a_gradient_are_skipped():
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    model.set_gradients(0)
-    skipped = list(model.parameters())[::2]
-    for weight in skipped:
-        weight.grad = None
-    before = [weight.detach().clone() for weight in skipped]
-    optimizer.step()
-    assert_all_equal([weight.detach() for weight in skipped], before)
-    assert not any(weight in optimizer.state for weight in skipped)
 
 
 def test_each_parameter_counts_its_own_steps():
