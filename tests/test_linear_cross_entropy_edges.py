@@ -211,6 +211,22 @@ _WRONG = {
         {"linear_bias": torch.ones(5, dtype=torch.float64)},
         "linear_bias must have dtype torch.float32, as input has, but it has torch.float64",
     ),
+    "target in a column": (
+        {"target": torch.zeros(3, 1, dtype=torch.int64)},
+        "target must have shape [3] or [3, 5] with an input of shape [3, 4], but it has shape [3, 1]",
+    ),
+    "targets of fewer rows": (
+        {"target": torch.zeros(2, dtype=torch.int64)},
+        "target must have shape [3] or [3, 5] with an input of shape [3, 4], but it has shape [2]",
+    ),
+    "a single target": (
+        {"target": torch.zeros((), dtype=torch.int64)},
+        "target must have shape [3] or [3, 5] with an input of shape [3, 4], but it has shape []",
+    ),
+    "target of another dtype": (
+        {"target": torch.zeros(3, dtype=torch.int32)},
+        "target must have dtype torch.int64 or torch.uint8, as class indices have, but it has torch.int32",
+    ),
     "transposed head": (
         {"linear_weight": torch.ones(4, 6)},
         "linear_weight must have shape (C, 4) or (C, d_1, ..., d_K, 4), but it has shape [4, 6]; pass hidden states,"
@@ -233,7 +249,8 @@ _WRONG = {
 def test_arguments_that_do_not_match_are_refused_with_their_names(name):
     wrong, sentence = _WRONG[name]
     arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "target": _zeros(3), **wrong}
-    with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {re.escape(sentence)}$"):
+    # torch's class of the error, which is a ValueError for another number of targets
+    with pytest.raises((RuntimeError, ValueError), match=f"^linear_cross_entropy: {re.escape(sentence)}$"):
         ours.linear_cross_entropy(**arguments)
 
 
