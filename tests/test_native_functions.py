@@ -390,6 +390,11 @@ def _in(mode):
     return call
 
 
+def _in_inference_mode(tensor):
+    with torch.inference_mode():
+        return tensor.clone()
+
+
 OTHER_CALLS = {
     "float64": lambda x, w, t: ours.linear_cross_entropy(x.double(), w.double(), t),
     "bfloat16": lambda x, w, t: ours.linear_cross_entropy(x.bfloat16(), w.bfloat16(), t),
@@ -398,6 +403,7 @@ OTHER_CALLS = {
     "uint8": lambda x, w, t: ours.linear_cross_entropy(x, w, t.byte()),
     "probabilities": lambda x, w, t: ours.linear_cross_entropy(x, w, torch.full((3, 5), 0.2)),
     "an ignored row": lambda x, w, t: ours.linear_cross_entropy(x, w, t, ignore_index=4),
+    "inference mode's": lambda x, w, t: ours.linear_cross_entropy(x.requires_grad_(), w, _in_inference_mode(t)),
     "no rows": lambda x, w, t: ours.linear_cross_entropy(x[:0], w, t[:0]),
     "a head of an operator": lambda x, w, t: ours.linear_cross_entropy(x, w.requires_grad_() * 1, t),
     "many logits": lambda x, w, t: ours.linear_cross_entropy(x, w.repeat(350_000, 1), t),
