@@ -189,13 +189,22 @@ def test_frozen_parameters_that_a_swap_converted_have_their_dtype_afterwards(fla
     model(torch.ones(2, 4)).sum().backward()
 
 
-def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises(mesh_of_one):
-    model = nn.Linear(3, 2)
-    fully_shard(model, mesh=mesh_of_one)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    model(torch.ones(4, 3)).square().sum().backward()
+def sharded(kind, mesh, dtype=torch.float32, **options):
+    """Return a model of DTensors after a step."""
+    model = fully_shard(nn.Linear(3, 2, dtype=dtype), mesh=mesh)
+    optimizer = kind(model.parameters(), **options)
+    model(torch.ones(4, 3, dtype=dtype)).square().sum().backward()
     optimizer.step()
-    weights = [weight.to_local().clone() for weight in model.parameters()]
+    return model, optimizer
+
+
+def shards_of(model):
+    return [weight.to_local().detach().clone() for weight in model.parameters()]
+
+
+def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises(mesh_of_one):
+    model, optimizer = sharded(FusedEmaAdam, mesh_of_one, **SETTINGS)
+    weights = shards_of(model)
     averages = [average.to_local().clone() for average in averages_of(model, optimizer)]
     sentence = (
         r"parameters 0-1 of group 0 could not be restored; load a checkpoint \(their dtype was changed from"
@@ -205,39 +214,31 @@ def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises
     with pytest.raises(RuntimeError, match=sentence), optimizer.swap_ema_params():
         model.half()
     rounded = [weight.half() for weight in weights]
-    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], rounded)
+    assert_all_equal(shards_of(model), rounded)
     assert_all_equal([average.to_local() for average in averages_of(model, optimizer)], averages)
 
 
 def test_dtensors_that_a_swap_converted_there_and_back_have_their_weights(mesh_of_one):
-    model = nn.Linear(3, 2)
-    fully_shard(model, mesh=mesh_of_one)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    model(torch.ones(4, 3)).square().sum().backward()
-    optimizer.step()
-    weights = [weight.to_local().clone() for weight in model.parameters()]
+    model, optimizer = sharded(FusedEmaAdam, mesh_of_one, **SETTINGS)
+    weights = shards_of(model)
     with optimizer.swap_ema_params():
         model.half()
         model.float()
-    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    assert_all_equal(shards_of(model), weights)
 
 
 @each_dtype
 def test_changes_of_dtensors_in_a_swap_after_loading_adamw_are_their_averages(mesh_of_one, dtype):
-    model = nn.Linear(3, 2).to(dtype)
-    fully_shard(model, mesh=mesh_of_one)
-    theirs, optimizer = torch.optim.AdamW(model.parameters()), FusedEmaAdam(model.parameters())
-    model(torch.ones(4, 3, dtype=dtype)).square().sum().backward()
-    theirs.step()
-    weights = [weight.to_local().clone() for weight in model.parameters()]
+    model, theirs = sharded(torch.optim.AdamW, mesh_of_one, dtype)
+    weights, optimizer = shards_of(model), FusedEmaAdam(model.parameters())
     with pytest.raises(RuntimeError, match="their first step"), optimizer.swap_ema_params(), torch.no_grad():
         model.weight.to_local().fill_(7)
-    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    assert_all_equal(shards_of(model), weights)
     with pytest.warns(UserWarning, match="starts from the weights"):
         optimizer.load_state_dict(theirs.state_dict())
     with optimizer.swap_ema_params(), torch.no_grad():
         model.weight.to_local().fill_(7)
-    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    assert_all_equal(shards_of(model), weights)
     assert (optimizer.state[model.weight]["ema_params"].to_local() == 7).all()
 
 
