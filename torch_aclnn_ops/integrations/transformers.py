@@ -11,8 +11,14 @@ from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.modes import ddp_searches_outputs
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
-from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
-from torch_aclnn_ops.integrations._patch_warnings import IN_WRAPPER, NO_LABELS, warn, warn_of_reason
+from torch_aclnn_ops.integrations._materializations import (
+    IN_WRAPPER,
+    NO_LABELS,
+    PATCH,
+    Materializations,
+    warn,
+    warn_of_reason,
+)
 
 import torch
 from torch import nn
