@@ -56,7 +56,6 @@ def test_adapters_of_the_head_are_in_the_loss(options):
 
 MODES = {
     "eval": (False, nullcontext, 2e-5),
-    "eval, no_grad": (False, torch.no_grad, 2e-5),
     "eval, inference_mode": (False, torch.inference_mode, 2e-5),
     "train, no_grad": (True, torch.no_grad, 2e-5),
     "train, inference_mode": (True, torch.inference_mode, 2e-5),
@@ -107,18 +106,14 @@ def test_training_returns_lazy_logits_as_ever():
     assert isinstance(model.train()(**batch()).logits, LazyLogits)
 
 
-def test_a_tuple_has_none_in_the_place_of_the_logits():
+def test_other_forms_of_a_call_have_the_loss_and_no_logits():
     model = _patch(make().eval())
+    expected, given = _call(model)[0].loss, batch()
     with torch.no_grad():
-        loss, logits, *_ = model(**batch(), return_dict=False)
-    assert logits is None and loss == _call(model)[0].loss
-
-
-def test_labels_may_be_given_by_position():
-    model = _patch(make().eval())
-    with torch.no_grad():
-        output = model(batch()["input_ids"], None, None, None, None, batch()["labels"])
-    assert output.logits is None and output.loss == _call(model)[0].loss
+        loss, logits, *_ = model(**given, return_dict=False)
+        by_position = model(given["input_ids"], None, None, None, None, given["labels"])
+    assert logits is None and by_position.logits is None
+    assert loss == by_position.loss == expected
 
 
 def test_compiled_evaluation_is_one_graph_and_returns_no_logits():
