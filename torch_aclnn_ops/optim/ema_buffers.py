@@ -95,23 +95,16 @@ class EmaBuffers:
             if not is_lazy(buffer) and not _is_expanded(buffer)
         ]
 
-    def loaded(self, saved: Any) -> "EmaBuffers":
+    def loaded(self, saved: Mapping[str, Tensor]) -> "EmaBuffers":
         """Return these buffers with the averages of a state dict, or without any if it has none."""
-        result = EmaBuffers(self.module)
-        if not isinstance(saved, Mapping):
-            raise TypeError(f"{_LOAD}: ema_buffers must be a dict of tensors, but it is {describe(saved)}")
-        buffers = dict(self._averaged())
-        if saved and saved.keys() != buffers.keys():
-            accepted = f"have the floating-point buffers of the module, {sorted(buffers)}"
+        result, buffers = EmaBuffers(self.module), dict(self._averaged())
+        expected, found = ({name: list(one.shape) for name, one in each.items()} for each in (buffers, saved))
+        if saved and found != expected:
+            accepted = f"have the floating-point buffers of the module, {expected}"
             if self.module is None:
                 accepted = "be absent, because this optimizer was made without ema_buffers"
-            raise ValueError(f"{_LOAD}: ema_buffers must {accepted}, but it has {sorted(saved)}")
+            raise ValueError(f"{_LOAD}: ema_buffers must {accepted}, but it has {found}")
         for name, value in saved.items():
-            if not isinstance(value, Tensor) or value.shape != buffers[name].shape:
-                raise ValueError(
-                    f"{_LOAD}: {name!r} of ema_buffers must be a tensor of shape {list(buffers[name].shape)}, but it is"
-                    f" {describe(value)}"
-                )
             dtype = dtype_of_states(buffers[name], True)
             with torch.inference_mode(False), torch.no_grad():  # a step cannot write to tensors of inference mode
                 result.averages[name] = value.detach().to(buffers[name].device, dtype, copy=True)
