@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -43,14 +42,8 @@ REFUSED = {
     "groups a dict": (entry("param_groups", {}), f"param_groups must be a list of groups{IS}{{}}"),
     "a group None": (entry("param_groups", [None, None]), f"group 0 must be a dict{IS}None"),
     "one group": (without("param_groups", 1), f"the number of groups must be 2, as in the optimizer{IS}1"),
-    "three groups": (
-        lambda checkpoint: checkpoint["param_groups"].append(checkpoint["param_groups"][0]),
-        f"the number of groups must be 2, as in the optimizer{IS}3",
-    ),
     "no params": (without("param_groups", 1, "params"), f"params of group 1 must be a list of ids{IS}None"),
-    "params a number": (option("params", 2), f"params of group 1 must be a list of ids{IS}2"),
     "one param": (option("params", [2]), f"number of params of group 1 must be 2, as in the optimizer{IS}1"),
-    "three params": (option("params", [2, 3, 4]), f"number of params of group 1 must be 2, as in the optimizer{IS}3"),
     "ids twice": (
         option("params", [2, 2]),
         f"the id of parameter 1 of group 1 must be another one than that of parameter 0 of group 1{IS}2",
@@ -68,12 +61,10 @@ REFUSED = {
         lambda checkpoint: checkpoint["state"].update({1: [None]}),
         rf"the state {OF_1}a dict{IS}\[None\]",
     ),
-    "a state a number": (lambda checkpoint: checkpoint["state"].update({1: 3}), f"the state {OF_1}a dict{IS}3"),
     "permuted": (
         swap(0, 1),
         rf"exp_avg of parameter 0 of group 0 must be of its parameter's shape \[3, 4\]{IS}.*\[3\]",
     ),
-    "permuted groups": (swap(0, 2), rf"parameter 0 of group 0 must be of .* shape \[3, 4\]{IS}.*\[2, 3\]"),
     **{
         f"no {name}": (
             without("state", 1, name),
@@ -83,26 +74,19 @@ REFUSED = {
     },
     "step None": (step(None), STEP + "None"),
     "step a string": (step("3"), STEP + "'3'"),
-    "step a list": (step([3]), STEP + r"\[3\]"),
-    "step a Decimal": (step(Decimal(3)), STEP + "Decimal"),
     "step True": (step(True), STEP + "True"),
     "step a tensor of True": (step(torch.tensor(True)), STEP + r"tensor\(True\)"),
-    "step complex": (step(3j), STEP + "3j"),
     "step a complex tensor": (step(torch.tensor(3j)), STEP + r"tensor\("),
     "step of 2 elements": (step(torch.ones(2)), STEP + r"a Tensor of .*\[2\]"),
-    "step of 0 elements": (step(torch.ones(0)), STEP + r"a Tensor of .*\[0\]"),
     "step on meta": (step(torch.ones((), device="meta")), STEP + "a Tensor of .* on meta"),
     "step sparse": (step(torch.ones(1).to_sparse()), STEP + "a Tensor of .*sparse"),
     "step quantized": (step(quantized(torch.ones(()))), STEP + "a Tensor of torch.qint8"),
     "step a subclass": (step(torch.ones(()).as_subclass(Subclass)), STEP + "a Subclass of"),
     "step nan": (step(torch.tensor(math.nan)), STEP + r"tensor\(nan\)"),
-    "step inf": (step(math.inf), STEP + "inf"),
     "step negative": (step(torch.tensor(-5)), STEP + r"tensor\(-5\)"),
     "step fractional": (step(2.5), STEP + "2.5"),
     "step 2**53 + 1": (step(2**53 + 1), STEP + f"{2**53 + 1}"),
-    "step 10**400": (step(10**400), STEP + "1000"),
     "exp_avg None": (state("exp_avg", lambda _: None), f"exp_avg {OF_1}a tensor{IS}None"),
-    "exp_avg a list": (state("exp_avg", torch.Tensor.tolist), rf"exp_avg {OF_1}a tensor{IS}\["),
     "exp_avg an array": (state("exp_avg", lambda _: np.ones(3)), f"exp_avg {OF_1}a tensor{IS}array"),
     **{
         f"exp_avg of {list(shape)}": (
@@ -126,41 +110,18 @@ REFUSED = {
         state("exp_avg", lambda old: old.as_subclass(Subclass)),
         f"exp_avg {OF_1}a Tensor, as its parameter is{IS}a Subclass",
     ),
-    "exp_avg_sq longer": (state("exp_avg_sq", lambda _: torch.ones(4)), f"exp_avg_sq {OF_1}of its parameter's shape"),
-    "ema_params a number": (state("ema_params", lambda _: 1.0), f"ema_params {OF_1}a tensor{IS}1.0"),
     "ema_params longer": (state("ema_params", lambda _: torch.ones(4)), f"ema_params {OF_1}of its parameter's shape"),
     "master_params None": (
         lambda checkpoint: checkpoint["state"][1].update(master_params=None),
         f"master_params {OF_1}a tensor{IS}None",
     ),
-    "master_params longer": (
-        lambda checkpoint: checkpoint["state"][1].update(master_params=torch.ones(4)),
-        f"master_params {OF_1}of its parameter's shape",
-    ),
-    "lr None": (option("lr", None), f"{IN_1}lr must be a number{IS}None"),
-    "lr a string": (option("lr", "0.1"), f"{IN_1}lr must be a number{IS}'0.1'"),
+    # The rules of all options: test_optim_options.py and test_optim_averages.py.
     "lr nan": (option("lr", math.nan), f"{IN_1}lr must be finite and at least 0{IS}nan"),
-    "lr negative": (option("lr", -1.0), f"{IN_1}lr must be finite and at least 0{IS}-1"),
-    "lr complex": (option("lr", torch.tensor(1j)), f"{IN_1}lr must be a number"),
-    "lr of 2 elements": (option("lr", torch.ones(2)), rf"{IN_1}lr must be .* its shape is \[2\]"),
     "lr on meta": (
         option("lr", torch.ones((), device="meta")),
         f"lr of group 1 must be a number or a tensor with one{IS}.* on meta",
     ),
     "betas a number": (option("betas", 0.9), f"{IN_1}betas must be a pair of numbers{IS}0.9"),
-    "three betas": (option("betas", (0.9, 0.9, 0.9)), f"{IN_1}betas must be a pair of numbers"),
-    "beta 1": (option("betas", (1.0, 0.9)), rf"{IN_1}beta1 must be in \[0, 1\){IS}1.0"),
-    "beta None": (option("betas", (0.9, None)), f"{IN_1}beta2 must be a number{IS}None"),
-    "eps negative": (option("eps", -1e-8), f"{IN_1}eps must be finite and at least 0"),
-    "eps a tensor": (option("eps", torch.ones(())), f"{IN_1}eps must be a number"),
-    "weight_decay inf": (option("weight_decay", math.inf), f"{IN_1}weight_decay must be finite"),
-    "ema_decay 2": (option("ema_decay", 2), rf"{IN_1}ema_decay must be in \[0, 1\]{IS}2"),
-    "maximize 1": (option("maximize", 1), f"{IN_1}maximize must be True or False{IS}1"),
-    "master_weights None": (option("master_weights", None), f"{IN_1}master_weights must be True or False"),
-    "ema_warmup another": (option("ema_warmup", "linear"), f"{IN_1}ema_warmup must be None, 'ratio' or"),
-    "ema_warmup a list": (option("ema_warmup", []), f"{IN_1}ema_warmup must be None, 'ratio' or"),
-    "ema_start_step 1.5": (option("ema_start_step", 1.5), f"{IN_1}ema_start_step must be an int"),
-    "ema_update_every 0": (option("ema_update_every", 0), f"{IN_1}ema_update_every must be at least 1"),
     "amsgrad": (option("amsgrad", True), f"{IN_1}amsgrad must be False{IS}True"),
     "a step of a group of 2 elements": (
         lambda checkpoint: (option("step", torch.ones(2))(checkpoint), without("state", 2, "step")(checkpoint)),

@@ -41,7 +41,7 @@ class EmaOptimizer(Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._set_up()
         super().__init__(params, defaults)
-        self._export_steps()
+        self._export_steps_first()
 
     def _set_up(self) -> None:
         """Initialize attributes that are not part of a checkpoint."""
@@ -271,10 +271,10 @@ class EmaOptimizer(Optimizer):
         # A single call of the base class sets all of these attributes.
         super().__setstate__({**state, "state": states, "_cached": {}})
         if is_new:
-            self._export_steps()
+            self._export_steps_first()
 
-    def _export_steps(self) -> None:
-        """Register the hook that converts steps to PyTorch's format; it runs before other hooks."""
+    def _export_steps_first(self) -> None:
+        """Let ``state_dict()`` convert steps to PyTorch's format before it runs hooks of a program."""
         self.register_state_dict_post_hook(checkpoints.export_steps, prepend=True)
 
     def _check_model(self, model: ShardedModel) -> None:

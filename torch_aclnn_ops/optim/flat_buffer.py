@@ -267,13 +267,13 @@ class FlatBuffer:
             [run.masters for run in runs], [run.ema_params for run in runs], [run.steps for run in runs]
         )
 
-    def begin(self, runs: list[Run]) -> None:
-        """Increment the version counters of the parameters, even if the step fails."""
+    def mark_modified(self, runs: list[Run]) -> None:
+        """Increment the version counters of the parameters, before the step, which may fail."""
         self.counts.forget()
         for run in runs:
             torch.autograd.graph.increment_version(self.params[run.members])
 
-    def finish(self, runs: list[Run]) -> None:
+    def record_step(self, runs: list[Run]) -> None:
         """Record a completed step."""
         if not self.steps.is_cpu:
             self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])

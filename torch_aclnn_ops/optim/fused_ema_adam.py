@@ -5,7 +5,9 @@ from itertools import compress, repeat
 from operator import is_
 from typing import Any, NamedTuple, overload
 
+from torch_aclnn_ops._call_log import log_detail
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
+from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
@@ -185,6 +187,7 @@ class FusedEmaAdam(EmaOptimizer):
     @overload
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
     @_steps.forgets_failed_scaling
+    @_steps.outside_inference_mode
     @torch.no_grad()
     @outside_swap
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
@@ -237,7 +240,7 @@ class FusedEmaAdam(EmaOptimizer):
         if not is_compiling and self._ema_buffers.are_new(buffers):
             self._captures.before_new_states()
         if not is_compiling and not any(one.tensors.params or any(runs for _, runs in one.runs) for one in work):
-            _steps.log_that_nothing_is_updated()
+            log_detail(apply_fused_ema_adam_.name, lambda: "not called, because no parameter has a gradient")
         try:
             self._write(work, parsed, buffers)
         except BaseException as error:

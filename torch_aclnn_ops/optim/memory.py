@@ -76,19 +76,14 @@ def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
 
 
 def check_params(groups: _Groups) -> None:
-    """Raise if a parameter is complex, or shares memory with another one."""
-    _check_no_complex(groups)
-    check_no_shared_memory(groups)
-
-
-def _check_no_complex(groups: _Groups) -> None:
-    """Raise if a parameter that is trained is complex; frozen ones are never updated."""
+    """Raise if a parameter shares memory with another one, or is trained and complex; frozen ones are not updated."""
     for param, name in _named(groups):
         if param.is_complex() and param.requires_grad:
             raise ValueError(
                 f"FusedEmaAdam: {name} must be real floating point, but it is {param.dtype}; optimize"
                 " torch.view_as_real(parameter), or use torch.optim.AdamW for it"
             )
+    check_no_shared_memory(groups)
 
 
 def check_no_shared_memory(groups: _Groups) -> None:

@@ -3,15 +3,12 @@
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from operator import attrgetter, is_
 from typing import Any, TypeVar
 
-from torch_aclnn_ops._call_log import log_detail
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
-from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, batches, is_dtensor, mark_modified
 from torch_aclnn_ops.optim.flat import FlatGroup
@@ -47,17 +44,13 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
     """
     if grad_scaler is None:
         grad_scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        return grad_scale, _tensor_or_none(found_inf)
+        # If no parameter has a gradient, it is the sum of no tensors.
+        return grad_scale, found_inf if isinstance(found_inf, Tensor) else None
     scaler_state = per_optimizer_state(grad_scaler, optimizer)
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
     found = list(scaler_state["found_inf_per_device"].values())  # none if no parameter has a gradient
     return None, torch.stack([one.to(found[0].device) for one in found]).sum(0) if found else None
-
-
-def _tensor_or_none(found_inf: Any) -> Tensor | None:
-    """Return ``found_inf``, or ``None`` for the sum of no tensors, if no parameter has a gradient."""
-    return found_inf if isinstance(found_inf, Tensor) else None
 
 
 def are_states_missing(optimizer: Optimizer) -> bool:
@@ -75,28 +68,38 @@ def with_scaling(
     return [(options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed]
 
 
+def outside_inference_mode(step: _Step) -> _Step:
+    """Decorate ``step`` to leave inference mode, in which it would initialize states that other steps cannot use."""
+
+    @functools.wraps(step)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return step(*args, **kwargs)
+        with torch.inference_mode(False):
+            return step(*args, **kwargs)
+
+    return outside  # type: ignore[return-value]
+
+
 def forgets_failed_scaling(step: _Step) -> _Step:
     """Decorate ``step`` to delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
-
-    It also leaves inference mode, in which it would initialize states that other steps cannot use.
 
     The scaler deletes them after a step that returns. When its ``step()`` is repeated, it multiplies the scale by the
     one it finds.
     """
 
     @functools.wraps(step)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forgetting(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return step(self, *args, **kwargs)
         try:
-            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-                return step(self, *args, **kwargs)
+            return step(self, *args, **kwargs)
         except BaseException:
             if self.__dict__.pop("found_inf", None) is not None:
                 self.__dict__.pop("grad_scale", None)
             raise
 
-    return checked  # type: ignore[return-value]
+    return forgetting  # type: ignore[return-value]
 
 
 def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, counts: Sequence[int] = ()) -> None:
@@ -191,13 +194,13 @@ def step_cached(cached: CachedState, tensors: TensorLists, options: Options, sch
 def step_buffer(buffer: FlatBuffer, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
     """Update the parameters of a buffer that have gradients, as a few long tensors."""
     counts = [buffer.counts.values[run.members.start] for run in runs] if buffer.counts.are_exact else []
-    buffer.begin(runs)
+    buffer.mark_modified(runs)
     tensors = TensorLists([], [], [], [], [], [], [])
     for run in runs:
         for listed, tensor in zip(tensors, run[1:], strict=True):
             listed.append(tensor)
     step_lists(tensors, options, schedule, counts)
-    buffer.finish(runs)
+    buffer.record_step(runs)
 
 
 def _are_usual(params: list[Tensor]) -> bool:
@@ -230,8 +233,3 @@ def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGro
             reason = mismatch(grad, param)
             if reason:
                 raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {reason}")
-
-
-def log_that_nothing_is_updated() -> None:
-    """Log that a step calls no operator."""
-    log_detail(apply_fused_ema_adam_.name, lambda: "not called, because no parameter has a gradient")
