@@ -50,7 +50,7 @@ class Captures:
             warnings.warn(
                 "FusedEmaAdam: graphs of earlier steps must be captured again, because the optimizer's states are new"
                 f" tensors after {_NEW_STATES}",
-                stacklevel=8,
+                stacklevel=10,
             )
 
 
