@@ -390,6 +390,9 @@ def _in(mode):
     return call
 
 
+_COLUMN = torch.tensor([[0, 0], [1, 0], [4, 0]])[:, 0]
+
+
 def _in_inference_mode(tensor):
     with torch.inference_mode():
         return tensor.clone()
@@ -403,6 +406,7 @@ OTHER_CALLS = {
     "uint8": lambda x, w, t: ours.linear_cross_entropy(x, w, t.byte()),
     "probabilities": lambda x, w, t: ours.linear_cross_entropy(x, w, torch.full((3, 5), 0.2)),
     "an ignored row": lambda x, w, t: ours.linear_cross_entropy(x, w, t, ignore_index=4),
+    "an ignored row of a column": lambda x, w, t: ours.linear_cross_entropy(x, w, _COLUMN, ignore_index=4),
     "inference mode's": lambda x, w, t: ours.linear_cross_entropy(x.requires_grad_(), w, _in_inference_mode(t)),
     "no rows": lambda x, w, t: ours.linear_cross_entropy(x[:0], w, t[:0]),
     "a head of an operator": lambda x, w, t: ours.linear_cross_entropy(x, w.requires_grad_() * 1, t),
