@@ -231,5 +231,5 @@ def test_everything_else_works_with_a_torch_without_distributed():
         except TypeError as error:
             print(error)
     """
-    result = run_code(textwrap.dedent(program))
+    result = run_code(textwrap.dedent(program), TORCH_DEVICE_BACKEND_AUTOLOAD="0")  # torch is imported first
     assert "process_group must be None or a torch.distributed.ProcessGroup, but it is 0" in result.stdout, result.stderr
