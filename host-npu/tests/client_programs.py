@@ -72,7 +72,14 @@ CLIENTS = (
     Client("GRPOTrainer, generates by the model", "trl", "grpo.py npu", "grpo.py cpu"),
     Client("Trainer, from a checkpoint", "lightning", "lightning_module.py npu", "lightning_module.py cpu"),
     Client("UNet2DModel with EMAModel, DDIMPipeline", "diffusers", "diffusion.py npu", "diffusion.py cpu"),
-    Client("training, decode, transcribe with times of words", "openai-whisper", "speech.py npu", "speech.py cpu"),
+    # Its steps are long: on the CPU, one thread differs from two by 3e-5.
+    Client(
+        "training, decode, transcribe with times of words",
+        "openai-whisper",
+        "speech.py npu",
+        "speech.py cpu",
+        close=1e-4,
+    ),
     Client(
         "swift sft with LoRA",
         "ms-swift",
