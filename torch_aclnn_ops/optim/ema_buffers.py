@@ -53,7 +53,8 @@ class EmaBuffers:
         for name, buffer in self._averaged():
             dtype = dtype_of_states(buffer, True)
             known = self.averages.get(name)
-            new = buffer.detach().to(dtype, copy=True) if known is None else known.to(buffer.device, dtype)
+            # With the device, because torch_npu 2.9 does not copy in to(dtype, copy=True).
+            new = (buffer.detach() if known is None else known).to(buffer.device, dtype, copy=known is None)
             averages[name] = new
             buffers.append(buffer.detach().to(dtype))
         return PreparedBuffers(buffers, averages)
