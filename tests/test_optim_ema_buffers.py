@@ -209,9 +209,11 @@ def test_a_state_from_before_the_first_step_does_not_warn():
     [
         (True, {"mean": torch.ones(3)}, r"must have the floating-point buffers of the module, \{'1.running_mean': "),
         (True, {MEAN: torch.ones(3), VAR: torch.ones(2)}, r"'1.running_var': \[3\]}, but it has .*: \[2\]}"),
+        (True, {MEAN: torch.ones(3), VAR: 1.5}, r"'1.running_var': \[3\]}, but it has .*'1.running_var': '1.5'}"),
+        (True, None, r"must have .*, but it has None"),
         (False, {MEAN: torch.ones(3)}, r"be absent, because .* without ema_buffers, but it has {'1.running_mean'"),
     ],
-    ids=["names", "shapes", "without the argument"],
+    ids=["names", "shapes", "a number", "no dict", "without the argument"],
 )
 def test_averages_of_other_buffers_are_refused(buffers, saved, message):
     model, optimizer = trained(**({} if buffers else {"ema_buffers": None}))

@@ -96,11 +96,11 @@ class EmaBuffers:
             if not is_lazy(buffer) and not _is_expanded(buffer)
         ]
 
-    def loaded(self, saved: Mapping[str, Tensor]) -> "EmaBuffers":
+    def loaded(self, saved: Any) -> "EmaBuffers":
         """Return these buffers with the averages of a state dict, or without any if it has none."""
         result, buffers = EmaBuffers(self.module), dict(self._averaged())
-        expected, found = ({name: list(one.shape) for name, one in each.items()} for each in (buffers, saved))
-        if saved and found != expected:
+        expected, found = _shapes(buffers), _shapes(saved)
+        if found not in ({}, expected):
             accepted = f"have the floating-point buffers of the module, {expected}"
             if self.module is None:
                 accepted = "be absent, because this optimizer was made without ema_buffers"
@@ -144,6 +144,13 @@ def _is_expanded(buffer: Tensor) -> bool:
     return buffer.layout is torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
     )
+
+
+def _shapes(tensors: Any) -> Any:
+    """Return the shapes of a dict of tensors, and a description of anything else."""
+    if not isinstance(tensors, Mapping):
+        return describe(tensors)
+    return {name: list(one.shape) if isinstance(one, Tensor) else describe(one) for name, one in tensors.items()}
 
 
 class CopiedBuffer(NamedTuple):
