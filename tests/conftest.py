@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case in set(cases) - set(_representatives(cases, n)):
             case.add_marker(pytest.mark.exhaustive)
     longest = (
-        "npu torch_compat optim_sharded setup transformers vocab_parallel supply examples"
+        "npu torch_compat optim_sharded setup transformers vocab_parallel examples"
         " optimizer_matrix linear_cross_entropy_features processes doctor package trl types linear_cross_entropy"
     )
     names = [f"test_{name}.py" for name in longest.split()]

@@ -1,6 +1,7 @@
 """Runs the tests of tests/npu on the host NPU, in processes with other settings, and what ends or configures one."""
 
 import importlib.util
+import os
 import re
 import runpy
 import shutil
@@ -253,3 +254,52 @@ def test_the_signatures_are_compared_with_canns_headers_if_installed(tmp_path):
     refused = subprocess.run(["g++", *flags, "-I", str(tmp_path), *includes, source], capture_output=True, text=True)
     assert refused.returncode != 0
     assert "aclnnMseLossBackwardGetWorkspaceSize has another signature in this CANN" in refused.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path):
+    # In a program without torch_npu, whose own search would come first.
+    source, program, torch_folder = tmp_path / "search.cpp", tmp_path / "search", Path(torch.__file__).parent
+    source.write_text(
+        """
+        #include <dlfcn.h>
+        #include <iostream>
+        #include "symbols.h"
+        int main() {
+            using namespace torch_aclnn_ops;
+            Dl_info info;
+            if (find_symbol("aclnnNothing") != nullptr || dladdr(find_symbol("aclnnMseLossBackward"), &info) == 0) {
+                return 1;
+            }
+            std::cout << info.dli_fname;
+        }
+        """
+    )
+    npu_include = _torch_npu.library().parents[1] / "include"
+    includes = [ROOT / "csrc" / "npu", torch_folder / "include", npu_include, npu_include / "third_party/acl/inc"]
+    command = ["g++", "-std=c++20", source, ROOT / "csrc" / "npu" / "symbols.cpp", *(f"-I{path}" for path in includes)]
+    command += [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-lc10", "-ldl", "-o", program]
+    subprocess.run(command, check=True)
+    # A copy of the simulated operators in each folder where CANN's may be.
+    places = [
+        tmp_path / "custom" / "op_api" / "lib" / "libcust_opapi.so",
+        tmp_path / "opp" / "vendors" / "one" / "op_api" / "lib" / "libcust_opapi.so",
+        tmp_path / "cann" / "lib64" / "libopapi_a.so",
+        tmp_path / "cann" / "lib64" / "libopapi_b.so",
+    ]
+    for place in places:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(LIBRARIES / "libopapi.so", place)
+    (tmp_path / "opp" / "vendors" / "config.ini").write_text("[section]\nload_priority = none, one\n")
+    settings = {
+        "ASCEND_CUSTOM_OPP_PATH": f"{tmp_path / 'nowhere'}:{tmp_path / 'custom'}",
+        "ASCEND_OPP_PATH": str(tmp_path / "opp"),
+        "ASCEND_HOME_PATH": str(tmp_path / "cann"),
+    }
+    found = []
+    for place in places:
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(LIBRARIES), **settings}
+        found.append(subprocess.run([program], env=environment, capture_output=True, text=True, check=True).stdout)
+        place.unlink()
+    found.append(subprocess.run([program], env=environment, capture_output=True, text=True, check=True).stdout)
+    assert found == [*map(str, places), str(LIBRARIES / "libopapi.so")]

@@ -1,109 +1,130 @@
-"""Processes that fork, spawn, are killed, or end with work under way, on the CPU and on the host NPU."""
+"""Processes that are forked after use, and the first call of a process."""
 
 import json
+import os
 import signal
+
+from torch_aclnn_ops import functional as F
+from torch_aclnn_ops import nn
+from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
-from host_npu.testing import outcomes, run
-
-from tests import _processes as cases
-from tests._children import run_python
-from tests._interrupted import LOSSES, interrupt_everywhere
+from host_npu.testing import run
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 NO_REINITIALISATION = (
     "RuntimeError: Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the "
     "'spawn' start method"
 )
-# A CPU does the same with fewer parts.
-ON_A_CPU = pytest.param("cpu", marks=pytest.mark.exhaustive)
 
 
-def _run(program, device, *arguments, **settings):
-    runner = ["-m", "host_npu"] if device == "npu" else []
-    settings["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    return run_python(*runner, "-m", "tests._processes", program, device, *arguments, **settings)
+class Training:
+    """A small model whose loss goes through every drop-in."""
+
+    def __init__(self, device):
+        torch.manual_seed(0)
+        self.device, self.losses = device, []
+        self.model = torch.nn.Sequential(nn.Embedding(40, 8), torch.nn.Linear(8, 8), torch.nn.Sigmoid()).to(device)
+        self.optimizer = FusedEmaAdam(self.model.parameters(), lr=1e-2)
+
+    def steps(self, number):
+        for _ in range(number):
+            tokens = torch.arange(17, device=self.device) + len(self.losses)
+            hidden = self.model(tokens[:-1])
+            loss = F.linear_cross_entropy(hidden, self.model[0].weight, tokens[1:])
+            loss = loss + F.mse_loss(hidden, hidden.detach() + 1) + F.binary_cross_entropy(hidden, hidden.detach())
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.losses.append(loss.item())
+        return self.losses
+
+
+def _forked(calls):
+    """Make each call in a separate forked process; return its result or exception."""
+    results = []
+    for call in calls:
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            signal.alarm(20)  # ends a process that hangs
+            try:
+                result = call()
+            except Exception as error:
+                result = f"{type(error).__name__}: {error}"
+            os.write(writer, json.dumps(result, default=repr).encode())
+            os._exit(0)
+        os.close(writer)
+        with open(reader) as file:
+            results.append(json.loads(file.read() or '"it hangs"'))
+        os.waitpid(child, 0)
+    return results
+
+
+def fork_and_train(device):
+    """Train on, after a fork, in both processes."""
+    training = Training(device)
+    training.steps(3)
+    [there] = _forked([lambda: training.steps(3)])
+    return training.steps(3), there
 
 
 def test_a_process_forked_after_use_trains_on_the_cpu():
-    [(here, there)] = run(cases.fork_and_train, 1, backend="")
+    [(here, there)] = run(fork_and_train, 1, backend="")
     assert here == there and len(here) == 6
 
 
-@pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
-@pytest.mark.exhaustive
-def test_the_workers_of_a_data_loader_are_forked_after_use_and_compute_on_the_cpu(device):
-    [batches] = run(cases.load_batches, 1, device=device, backend="")
-    assert batches == [0 + 1 + 4 + 9, 16 + 25 + 36 + 49]
+def fork_and_use_the_device(device):
+    """Say what a forked process gets from the device that its parent has used, and what the parent gets then."""
+    training = Training(device)
+    training.steps(3)
+    weight = training.model[0].weight
+    calls = [
+        lambda: torch.ones(2, device=device),
+        lambda: F.mse_loss(weight, weight.detach()),
+        lambda: torch.ops.torch_aclnn_ops.mse_loss_backward(*[weight.detach()] * 3, 1),
+        training.optimizer.step,
+    ]
+    return _forked(calls), training.steps(3) == Training(device).steps(6)
 
 
 def test_a_process_forked_after_use_cannot_use_the_npu_but_its_parent_can():
-    [(refused, parent_trains_on)] = run(cases.fork_and_use_the_device, 1, device="npu", backend="")
-    assert set(refused[:-1]) == {NO_REINITIALISATION}
-    assert "Unable to handle autograd's threading in combination with fork-based multiprocessing" in refused[-1]
+    [(refused, parent_trains_on)] = run(fork_and_use_the_device, 1, device="npu", backend="")
+    assert set(refused) == {NO_REINITIALISATION}
     assert parent_trains_on
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("device", ["cpu", "npu"])
-def test_a_spawned_process_trains_like_its_parent(device):
-    result = _run("spawn", device)
-    assert result.returncode == 0, result.stderr
-    status, here, there = json.loads(result.stdout.splitlines()[-1])
-    assert status == 0 and here == there
+ROWS, HEAD, LABELS = torch.rand(4, 3), torch.rand(5, 3), torch.arange(4)
+CALLS = {
+    "mse_loss": lambda x: F.mse_loss(x, ROWS),
+    "linear_cross_entropy": lambda x: F.linear_cross_entropy(x, HEAD, LABELS),
+}
 
 
-@pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
-def test_a_run_killed_while_saving_resumes_bit_for_bit(device, tmp_path):
-    def train(*arguments):
-        [outcome] = outcomes(cases.train, 1, *arguments, device=device, backend="")
-        return outcome.exit_status
-
-    uninterrupted, killed = tmp_path / "uninterrupted.pt", tmp_path / "killed.pt"
-    assert train(uninterrupted, "one by one", -1) == 0
-    assert train(killed, "flattened", cases.STEPS // 3) == -signal.SIGKILL
-    assert len(torch.load(killed, map_location="cpu")["losses"]) == cases.STEPS // 3 - 1
-    assert train(killed, "one by one", -1) == 0
-    assert _bytes(torch.load(killed, map_location="cpu")) == _bytes(torch.load(uninterrupted, map_location="cpu"))
+def _with_fake_tensors(call):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        call(mode.from_tensor(torch.ones(4, 3)).requires_grad_()).backward()
 
 
-def _bytes(contents):
-    """Return nested contents with the bytes of tensors in their place, which are equal where nan is, too."""
-    if isinstance(contents, torch.Tensor):
-        return str(contents.dtype), contents.shape, contents.numpy().tobytes()
-    if isinstance(contents, dict):
-        return {name: _bytes(value) for name, value in contents.items()}
-    return [_bytes(value) for value in contents] if isinstance(contents, list | tuple) else contents
+PLACES = {
+    "torch.jit.trace": lambda call: torch.jit.trace(call, torch.ones(4, 3, requires_grad=True), check_trace=False),
+    "make_fx": lambda call: make_fx(call)(torch.ones(4, 3)),
+    "FakeTensorMode": _with_fake_tensors,
+    "vmap of grad": lambda call: torch.vmap(torch.func.grad(call))(torch.ones(2, 4, 3)),
+    "inference_mode": lambda call: torch.inference_mode()(call)(torch.ones(4, 3)),
+}
 
 
-@pytest.mark.parametrize(
-    ("way", "status", "queue"),
-    [
-        pytest.param("return", 0, "0", marks=pytest.mark.exhaustive),
-        ("return", 0, "1"),
-        pytest.param("return", 0, "2", marks=pytest.mark.exhaustive),
-        pytest.param("exit", 3, "1", marks=pytest.mark.exhaustive),
-        ("exception", 1, "1"),
-    ],
-)
-def test_a_process_exits_with_work_queued(way, status, queue):
-    result = _run("end_with_work_queued", "npu", way, TASK_QUEUE_ENABLE=queue)
-    assert result.returncode == status, result.stderr
-    assert "the end" in result.stdout.splitlines()  # torch_npu may print a line after an exception
-    assert ("ValueError: unhandled" in result.stderr) == (way == "exception")
+def gradient_after(device, place, name):
+    """Make the first call of this process, which loads what is compiled, in a place; return a usual gradient."""
+    PLACES[place](CALLS[name])
+    x = torch.ones(4, 3, requires_grad=True)
+    return torch.autograd.grad(CALLS[name](x), x)[0]
 
 
-@pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
-@pytest.mark.parametrize(
-    "program", ["end_with_daemon_threads", pytest.param("end_with_idle_daemon_threads", marks=pytest.mark.exhaustive)]
-)
-@pytest.mark.exhaustive
-def test_a_process_exits_with_daemon_threads(program, device):
-    result = _run(program, device)
-    assert (result.returncode, result.stdout) == (0, "the end\n"), result.stderr
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_ctrl_c_in_backward_raises_keyboard_interrupt_and_leaks_nothing(name):
-    results, is_anything_left = interrupt_everywhere(name, "cpu")
-    assert set(results) == {"interrupted"} and not is_anything_left
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", CALLS)
+def test_the_first_call_of_a_process_may_be_anywhere(name, place):
+    [gradient] = run(gradient_after, 1, place, name, backend="")
+    assert gradient.isfinite().all()

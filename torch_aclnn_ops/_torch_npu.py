@@ -11,7 +11,6 @@ import importlib.abc
 import importlib.machinery
 import mmap
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +28,6 @@ _CANN_LIBRARIES = (
     "libacl_op_compiler.so",
     "libacl_tdt_channel.so",
 )
-
-_LOADER_CACHE = Path("/etc/ld.so.cache")
 
 # If both torch's CUDA library and torch_npu call this torch function (since 2.12), they register the same settings,
 # and the second registration aborts the process.
@@ -56,8 +53,10 @@ def is_imported() -> bool:
 
 
 def finds_cann() -> bool:
-    """Return whether CANN's libraries can be found, without loading them."""
-    return _find_library(_CANN_LIBRARIES[0]) is not None
+    """Return whether CANN's libraries are loaded, or are where its ``set_env.sh`` says, without loading them."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    library = _CANN_LIBRARIES[0]
+    return _is_loaded(library) or any(os.path.exists(os.path.join(folder, library)) for folder in folders)
 
 
 def conflict() -> str | None:
@@ -86,36 +85,9 @@ def _library(package: str, name: str) -> Path:
 
 
 def _find(package: str) -> str | None:
-    """Return the file that an installed package is imported from, even if the package is hidden."""
-    installed = [entry for entry in sys.path if not _is_working_directory(entry)]
-    spec = importlib.machinery.PathFinder.find_spec(package, installed)
+    """Return the file that a package is imported from, even if the package is hidden."""
+    spec = importlib.machinery.PathFinder.find_spec(package)
     return None if spec is None else spec.origin  # a folder without a source has none
-
-
-def _is_working_directory(entry: str) -> bool:
-    """Return whether an entry of ``sys.path`` is the working directory, unless this package is installed there.
-
-    ``python -m`` and ``python -c`` put the working directory first.
-    """
-    here = os.stat(os.curdir)
-    try:
-        is_here = os.path.samestat(os.stat(entry or os.curdir), here)
-    except OSError:
-        return False
-    return is_here and not os.path.samestat(os.stat(Path(__file__).parents[1]), here)
-
-
-@contextlib.contextmanager
-def _installed_packages_only() -> Iterator[None]:
-    """Prevent imports from the working directory, such as a checkout of torch_npu."""
-    removed = [(index, entry) for index, entry in enumerate(sys.path) if _is_working_directory(entry)]
-    for _, entry in removed:
-        sys.path.remove(entry)
-    try:
-        yield
-    finally:
-        for index, entry in removed:
-            sys.path.insert(index, entry)
 
 
 def registers_settings(path: Path) -> bool:
@@ -171,19 +143,10 @@ def _why_not_loadable() -> str | None:
         return "torch_npu is not installed"
     for library in _CANN_LIBRARIES:
         try:
-            _load(library)
+            ctypes.CDLL(library)
         except OSError as error:
             return f"torch_npu is installed, but CANN is not: {error}"
     return None
-
-
-def _load(library: str) -> None:
-    """Load a CANN library unless it is already loaded, for instance by a simulator."""
-    if not _is_loaded(library):
-        path = _find_library(library)
-        if path is None:
-            raise OSError(f"{library}: cannot open shared object file: No such file or directory")
-        ctypes.CDLL(path)
 
 
 def _is_loaded(library: str) -> bool:
@@ -192,23 +155,6 @@ def _is_loaded(library: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _find_library(name: str) -> str | None:
-    """Return where the dynamic loader finds a library, ignoring the working directory.
-
-    The loader searches the working directory for every empty entry of LD_LIBRARY_PATH, such as the first one of
-    ``$LD_LIBRARY_PATH:/opt/lib`` if the variable was unset.
-    """
-    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        path = os.path.join(folder, name)
-        if os.path.isabs(folder) and os.path.exists(path):
-            return path
-    try:
-        found = re.search(rb"(/[^\0]*/" + re.escape(name.encode()) + rb")\0", _LOADER_CACHE.read_bytes())
-    except OSError:
-        return None
-    return None if found is None else os.fsdecode(found[1])
 
 
 @contextlib.contextmanager
@@ -239,7 +185,7 @@ def _import_torch() -> str | None:
             warnings.warn(f"torch_aclnn_ops: {reason}.", RuntimeWarning, stacklevel=2)
         if reason is not None and is_installed():
             _hide()
-    with _autoload(None if reason is None else "0"), _installed_packages_only():
+    with _autoload(None if reason is None else "0"):
         import torch  # noqa: F401
     if reason is None and not is_imported():
         return "torch was imported without torch_npu before torch_aclnn_ops; import torch_npu first to use an NPU"

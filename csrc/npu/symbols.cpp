@@ -2,8 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -65,69 +63,25 @@ std::vector<std::string> split_libraries(const std::string& cann_path) {
     return libraries;
 }
 
-struct stat status_of(const std::string& path) {
-    struct stat status{};
-    stat(path.c_str(), &status);  // of a file that is not there nothing is set
-    return status;
-}
-
-// Whether a path is absolute and not writable by everybody.
-bool is_safe(const std::string& path) {
-    return fs::path(path).is_absolute() && (status_of(path).st_mode & S_IWOTH) == 0;
-}
-
-// torch_npu loads custom packages only if the user or root owns them.
-bool is_trusted(const std::string& path) {
-    const uid_t owner = status_of(path).st_uid;
-    return owner == 0 || owner == geteuid();
-}
-
-// The folders in which the loader finds CANN's libraries, except the working directory, which it searches for every
-// empty entry of LD_LIBRARY_PATH.
-std::vector<std::string> loader_folders() {
-    std::vector<std::string> folders = split(environment("LD_LIBRARY_PATH"), ':');
-    std::erase_if(folders, [](const std::string& folder) { return fs::path(folder).is_relative(); });
-    void* const runtime = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
-    Dl_info info{};
-    if (runtime != nullptr && dladdr(dlsym(runtime, "aclInit"), &info) != 0) {
-        folders.push_back(fs::path(info.dli_fname).parent_path());  // it may have been found in the loader's cache
-    }
-    return folders;
-}
-
 std::vector<void*> open_libraries() {
-    std::vector<std::string> paths;
+    std::vector<std::string> names;
     for (const std::string& package : split(environment("ASCEND_CUSTOM_OPP_PATH"), ':')) {
-        const std::string path = package + "/op_api/lib/libcust_opapi.so";
-        if (is_trusted(path)) {
-            paths.push_back(path);
-        }
+        names.push_back(package + "/op_api/lib/libcust_opapi.so");
     }
     for (const std::string& package : vendor_packages(environment("ASCEND_OPP_PATH"))) {
-        paths.push_back(package + "/op_api/lib/libcust_opapi.so");
+        names.push_back(package + "/op_api/lib/libcust_opapi.so");
     }
     for (const std::string& library : split_libraries(environment("ASCEND_HOME_PATH"))) {
-        paths.push_back(library);
+        names.push_back(library);
+    }
+    for (const char* const name : {"libopapi.so", "libaclnn_ops_infer.so", "libaclnn_ops_train.so", "libaclnn_math.so",
+                                   "libaclnn_sparse.so", "libaclnn_fft.so", "libaclnn_rand.so", "libnnopbase.so"}) {
+        names.push_back(name);
     }
     std::vector<void*> libraries;
-    const auto open = [&libraries](const std::string& path, int mode) {
-        void* const library = dlopen(path.c_str(), mode);
-        if (library != nullptr) {
+    for (const std::string& name : names) {
+        if (void* const library = dlopen(name.c_str(), RTLD_LAZY); library != nullptr) {
             libraries.push_back(library);
-        }
-        return library != nullptr;
-    };
-    for (const std::string& path : paths) {
-        if (is_safe(path)) {
-            open(path, RTLD_LAZY);
-        }
-    }
-    const std::vector<std::string> folders = loader_folders();
-    for (const std::string name : {"libopapi.so", "libaclnn_ops_infer.so", "libaclnn_ops_train.so", "libaclnn_math.so",
-                                   "libaclnn_sparse.so", "libaclnn_fft.so", "libaclnn_rand.so", "libnnopbase.so"}) {
-        bool is_open = open(name, RTLD_LAZY | RTLD_NOLOAD);
-        for (auto folder = folders.begin(); !is_open && folder != folders.end(); ++folder) {
-            is_open = open(*folder + "/" + name, RTLD_LAZY);
         }
     }
     return libraries;
