@@ -5,6 +5,10 @@ from torch_aclnn_ops import functional
 import pytest
 import torch
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit:DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning"
+)
+
 
 def _rows(number):
     torch.manual_seed(number)
@@ -25,7 +29,6 @@ TRACED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", TRACED)
 def test_a_trace_computes_the_same_for_any_number_of_rows(name):
     function, make = TRACED[name]
