@@ -1,13 +1,8 @@
 """patch: torch's functions replaced for a while, and as they were after the last patch."""
 
-import asyncio
 import copy
 import inspect
-import itertools
 import pickle
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 from torch_aclnn_ops import functional, nn, patch
@@ -129,27 +124,39 @@ def test_patches_end_in_reverse_order_and_restore_what_was_before_them():
         patches.pop().stop()
 
 
-@pytest.mark.parametrize("order", [order for order in itertools.permutations(range(3)) if order[0] != 2])
-def test_another_order_raises_and_changes_nothing(order):
-    patches = [patch(), patch(embedding=False), patch(mse_loss=False)]
-    for each in patches:
-        each.start()
-    for i in order[: order.index(2)]:
-        with pytest.raises(RuntimeError, match=r"is not the patch that began last; end <patch of .*> first$"):
-            patches[i].stop()
-        assert [getattr(F, name) for name in NAMES] == [getattr(functional, name) for name in NAMES]
-    for each in reversed(patches):
-        each.stop()
+def test_another_order_raises_and_changes_nothing():
+    first, last = patch().start(), patch(embedding=False).start()
+    with pytest.raises(RuntimeError, match=r"is not the patch that began last; end <patch of .*> first$"):
+        first.stop()
+    assert [getattr(F, name) for name in NAMES] == [getattr(functional, name) for name in NAMES]
+    last.stop()
+    first.stop()
 
 
 def test_a_patch_is_reentrant():
     patched = patch()
-    with patched, patched:
-        pass
     with patched:
         with patched:
             pass
         assert F.mse_loss is functional.mse_loss
+
+
+def test_functions_can_be_decorated_and_what_ends_later_raises():
+    @patch()
+    def function(add):
+        return F.mse_loss, add
+
+    assert function(add=1) == (functional.mse_loss, 1) and function.__name__ == "function"
+
+    def generator():
+        yield
+
+    async def coroutine():
+        pass
+
+    for other in (generator, coroutine, object):
+        with pytest.raises(TypeError, match="^patch: the decorated object must be a function that is neither"):
+            patch()(other)
 
 
 def test_stop_without_start_is_a_no_op():
@@ -168,46 +175,6 @@ def test_nested_patches_of_other_code_are_kept_and_undone():
                 assert F.mse_loss is functional.mse_loss
             assert F.mse_loss == "theirs"
         assert F.mse_loss is functional.mse_loss
-
-
-def test_a_patch_does_not_end_while_other_code_has_replaced_its_function():
-    patched = patch().start()
-    F.mse_loss = "theirs"
-    with pytest.raises(RuntimeError, match="torch.nn.functional.mse_loss was replaced by 'theirs' after this patch"):
-        patched.stop()
-    assert F.mse_loss == "theirs" and F.embedding is functional.embedding
-    F.mse_loss = functional.mse_loss
-    patched.stop()
-
-
-def test_functions_and_coroutines_can_be_decorated_and_others_raise():
-    @patch()
-    def function(add):
-        return F.mse_loss, add
-
-    @patch()
-    async def coroutine():
-        await asyncio.sleep(0)
-        return F.mse_loss
-
-    assert function(add=1) == (functional.mse_loss, 1) and function.__name__ == "function"
-    assert asyncio.run(coroutine()) is functional.mse_loss
-
-    def generator():
-        yield
-
-    async def async_generator():
-        yield
-
-    for other in (generator, async_generator, object):
-        with pytest.raises(TypeError, match="^patch: the decorated object must be a function that is not a generator"):
-            patch()(other)
-
-
-def test_it_applies_to_all_threads():
-    with patch(adamw=True), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: F.mse_loss).result() is functional.mse_loss
-        assert issubclass(pool.submit(lambda: torch.optim.AdamW).result(), FusedEmaAdam)
 
 
 @pytest.mark.parametrize("first", ["torch's", "patched"])
@@ -230,23 +197,6 @@ def test_compiled_code_is_recompiled(first):
     compiled()
     calls_torchs = [ORIGINALS["mse_loss"] in graph for graph in graphs]
     assert calls_torchs == ([True, False] if first == "torch's" else [False, True])
-
-
-@pytest.mark.exhaustive
-def test_the_first_compiled_code_may_be_patched():
-    # Torch makes tables of its functions then, in a process once.
-    code = """
-import torch_aclnn_ops, torch
-table, index, graphs = torch.rand(3, 2, requires_grad=True), torch.tensor([1]), []
-backend = lambda graph, _: graphs.append([str(node.target) for node in graph.graph.nodes]) or graph
-with torch_aclnn_ops.patch():
-    compiled = torch.compile(lambda: torch.nn.functional.embedding(index, table), backend=backend, fullgraph=True)
-    compiled().sum().backward()
-compiled()
-print([any("function embedding" in target for target in graph) for graph in graphs])
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.stdout == "[False, True]\n", result.stderr
 
 
 def test_code_that_is_patched_inside_can_be_compiled():
@@ -329,27 +279,13 @@ class TestAdamW:
         (state,) = other.state.values()
         assert torch.equal(state["ema_params"], optimizer.state[weight]["ema_params"])
 
-    @pytest.mark.parametrize("clone", [lambda each: each, copy.deepcopy], ids=["itself", "a copy"])
-    @pytest.mark.parametrize("saved", [torch.optim.Adam, torch.optim.AdamW, "Adam without the key"], ids=str)
-    def test_it_stays_adamw_whichever_state_it_loads_as_torchs_does(self, saved, clone):
-        state = (torch.optim.Adam if isinstance(saved, str) else saved)(
-            [torch.nn.Parameter(torch.ones(3))], lr=0.1, weight_decay=0.5
-        ).state_dict()
-        if isinstance(saved, str):  # as torch wrote it before it had the option
-            del state["param_groups"][0]["decoupled_weight_decay"]
-        weights = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
+    @pytest.mark.parametrize("saved", [torch.optim.Adam, torch.optim.AdamW])
+    def test_it_stays_adamw_whichever_state_it_loads(self, saved):
+        weight = torch.nn.Parameter(torch.ones(3))
         with patch(adamw=True):
-            mine = torch.optim.AdamW(weights[:1])
-        theirs = torch.optim.AdamW(weights[1:])
-        optimizers = [clone(mine), clone(theirs)]
-        weights = [optimizer.param_groups[0]["params"][0] for optimizer in optimizers]
-        for optimizer, weight in zip(optimizers, weights, strict=True):
-            optimizer.load_state_dict(state)
-            for _ in range(3):
-                weight.grad = weight.detach() ** 2
-                optimizer.step()
-        assert optimizers[0].param_groups[0]["decoupled_weight_decay"] is True
-        torch.testing.assert_close(*weights, rtol=1e-12, atol=0)
+            optimizer = torch.optim.AdamW([weight])
+        optimizer.load_state_dict(saved([weight], lr=0.1, weight_decay=0.5).state_dict())
+        assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
 
     def test_adam_by_the_mapping_of_patch_stays_adam_whichever_state_it_loads(self):
         weight = torch.nn.Parameter(torch.ones(3))
@@ -357,14 +293,3 @@ class TestAdamW:
             optimizer = torch.optim.AdamW([weight])
         optimizer.load_state_dict(torch.optim.AdamW([weight]).state_dict())
         assert optimizer.param_groups[0]["decoupled_weight_decay"] is False
-
-    def test_a_group_may_have_another_decay_until_a_state_is_loaded_as_torchs_may(self):
-        weight = torch.nn.Parameter(torch.ones(3))
-        group = {"params": [weight], "decoupled_weight_decay": False}
-        with patch(adamw=True):
-            optimizers = [torch.optim.AdamW([dict(group)])]
-        optimizers.append(torch.optim.AdamW([dict(group)]))
-        for optimizer in optimizers:
-            assert optimizer.param_groups[0]["decoupled_weight_decay"] is False
-            optimizer.load_state_dict(optimizer.state_dict())
-            assert optimizer.param_groups[0]["decoupled_weight_decay"] is True

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import getpass
 import importlib.metadata
 import importlib.util
 import os
@@ -28,7 +27,6 @@ _SETTINGS = re.compile(
     "TORCH_ACLNN_.*|HOST_NPU_.*|TORCH_DEVICE_BACKEND_AUTOLOAD|TASK_QUEUE_ENABLE|PER_STREAM_QUEUE|ASCEND_LAUNCH_BLOCKING"
     "|ASCEND_RT_VISIBLE_DEVICES|ACLNN_CACHE_LIMIT|PYTORCH_NPU_ALLOC_CONF|TORCH_NPU_LAZY_FUSION|OMP_NUM_THREADS"
 )
-_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +52,7 @@ def findings() -> list[Finding]:
     """Check the components that the package uses on a CPU, an NPU and the host NPU, a simulated NPU on the CPU.
 
     Returns:
-        One finding per component, in dependency order. They are safe to share: home directories are replaced by ``~``
-        and the user name by ``$USER``.
+        One finding per component, in dependency order.
 
     Example:
         >>> findings()[0].what
@@ -74,15 +71,9 @@ def findings() -> list[Finding]:
         _host_npu(),
         _cpu_kernels(),
     ]
-    wants_npu = _wants_npu()
-    return [
-        dataclasses.replace(
-            row,
-            found=without_names(row.found),
-            remedy=without_names(row.remedy) if row.remedy and (wants_npu or not row.is_for_npus) else None,
-        )
-        for row in found
-    ]
+    if has_npu_or_cann() or _torch_npu.is_installed():
+        return found
+    return [dataclasses.replace(row, remedy=None) if row.is_for_npus else row for row in found]
 
 
 def has_npu_or_cann() -> bool:
@@ -90,26 +81,9 @@ def has_npu_or_cann() -> bool:
     return any(Path("/dev").glob("davinci*")) or "ASCEND_HOME_PATH" in os.environ or _torch_npu.finds_cann()
 
 
-def _wants_npu() -> bool:
-    """Return whether this machine has an NPU, or some of what NPUs, real or simulated, need."""
-    return has_npu_or_cann() or _torch_npu.is_installed()
-
-
-def without_names(text: str) -> str:
-    """Replace home directories and user names in paths, so that a report is safe to share."""
-    with contextlib.suppress(OSError, KeyError, RuntimeError):  # a user without a home or a name
-        text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w.-])", "~", text)
-        text = re.sub(rf"(?<=/){re.escape(getpass.getuser())}(?![\w.-])", "$USER", text)
-    return re.sub(r"/(home|Users)/(?!\$USER)[^/\s:]+", r"/\1/...", text)
-
-
-def is_checkout() -> bool:
-    """Return whether the package is imported from a source checkout."""
-    return Path(__file__).parents[1].joinpath("setup.py").exists()
-
-
 def _package() -> Finding:
-    found = f"{__version__}, {'from a checkout' if is_checkout() else 'installed'}{', disabled' * is_disabled()}"
+    is_checkout = Path(__file__).parents[1].joinpath("setup.py").exists()
+    found = f"{__version__}, {'from a checkout' if is_checkout else 'installed'}{', disabled' * is_disabled()}"
     return Finding("torch_aclnn_ops", found)
 
 
@@ -133,11 +107,7 @@ def _settings() -> Finding:
 
 
 def _torch() -> Finding:
-    build = "CPU"
-    if torch.version.cuda is not None:
-        build = f"CUDA {torch.version.cuda}"
-    elif torch.version.hip is not None:
-        build = f"ROCm {torch.version.hip}"
+    build = "CPU" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
     return Finding("torch", f"{torch.__version__}, a {build} build, {cpu_capability()}")
 
 
@@ -195,25 +165,18 @@ def _npu() -> Finding:
     if not count:
         found = "none: torch_npu is imported, but it finds no device"
         return Finding("NPU", found, "check npu-smi info", is_broken=True)
-    driver = ""
-    with contextlib.suppress(OSError):
-        if version := re.search(r"(?im)^version=(\S+)", _DRIVER.read_text()):
-            driver = f", driver {version[1]}"
-    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'unknown chip'}{driver}")
-
-
-def _reinstall() -> str:
-    return f"install {_BUILD}" if _torch_npu.is_installed() else f"install torch_npu, then {_BUILD}"
+    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'unknown chip'}")
 
 
 def _npu_extension() -> Finding:
     reason = _extension.why_unavailable()
+    reinstall = f"install {_BUILD}" if _torch_npu.is_installed() else f"install torch_npu, then {_BUILD}"
     if reason is None:
         return Finding("NPU extension", "loaded")
     if _torch_npu.is_imported():
-        return Finding("NPU extension", f"not loaded: {reason}", _reinstall(), is_broken=True)
+        return Finding("NPU extension", f"not loaded: {reason}", reinstall, is_broken=True)
     if importlib.util.find_spec("torch_aclnn_ops._C") is None:
-        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_reinstall()}", is_for_npus=True)
+        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {reinstall}", is_for_npus=True)
     return Finding("NPU extension", "built; it is loaded with torch_npu")
 
 
@@ -248,14 +211,7 @@ def how_to_install(torch_version: str) -> str:
     if installed in PAIRS:
         return f"pip install torch_npu=={PAIRS[installed]}"
     newest = list(PAIRS)[-1]
-    if _numbers(installed) > _numbers(newest):
-        why = f"is newer than the newest with a tested torch_npu, {newest}"
-    else:
-        why = f"has no tested torch_npu; these have one: {', '.join(PAIRS)}"
-    pair = f"pip install torch=={newest} torch_npu=={PAIRS[newest]}, because torch {torch_version} {why}"
-    return f"{pair}; on a machine with an NPU, install the versions for its CANN, see docs/install.md"
-
-
-def _numbers(version: str) -> list[int]:
-    digits = ("".join(filter(str.isdigit, part)) for part in version.split("."))
-    return [int(part) for part in digits if part]
+    return (
+        f"pip install torch=={newest} torch_npu=={PAIRS[newest]}, because torch {torch_version} has no tested torch_npu"
+        "; on a machine with an NPU, install the versions for its CANN, see docs/install.md"
+    )

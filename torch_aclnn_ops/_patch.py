@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional
 from torch_aclnn_ops._drop_ins import DROP_INS
-from torch_aclnn_ops._switch import Switch, is_disabled, lock
+from torch_aclnn_ops._switch import Switch, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
 from torch_aclnn_ops.optim.options import LACKING, check_lacking, options_of
 
 import torch
 from torch.optim.optimizer import ParamsT
-
-_torch_adamw = torch.optim.AdamW
 
 
 class _Place(NamedTuple):
@@ -35,9 +33,8 @@ def patch(
 
     Like :func:`unittest.mock.patch`, the result can be used in a ``with`` statement, as a decorator of a function, or
     with ``start()`` and ``stop()``. Patches may be nested, and end in the reverse order in which they began; ending one
-    in another order, or while other code has replaced its functions, raises an error and changes nothing. Patches apply
-    to the whole process, including other threads, and :func:`torch.compile` compiles code once with and once without
-    them.
+    in another order raises an error and changes nothing. Patches apply to the whole process, including other threads,
+    and :func:`torch.compile` compiles code once with and once without them.
 
     Code that has imported a function or AdamW by its own name (``from torch.nn.functional import mse_loss``) is not
     patched.
@@ -136,13 +133,6 @@ class Patch(Switch):
             last, originals = _patches[-1]
             if last is not self:
                 raise RuntimeError(f"patch: {self!r} is not the patch that began last; end {last!r} first")
-            for place, replacement in self._replacements.items():
-                now = getattr(*place)
-                if now is not replacement:
-                    raise RuntimeError(
-                        f"patch: {place} was replaced by {now!r} after this patch began; undo that first, because"
-                        " this patch is still on"
-                    )
             _put(originals)
             _patches.pop()
 
@@ -160,11 +150,6 @@ class _AdamW(FusedEmaAdam):
     """The optimizer with the arguments of :class:`torch.optim.AdamW`, and its decay whichever state it loads."""
 
     preset: Mapping[str, Any] = {}
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make torch's optimizer while the package is disabled, but not in the place of a subclass."""
-        is_patch = "preset" in vars(cls)
-        return _torch_adamw(*args, **kwargs) if is_patch and is_disabled() else super().__new__(cls)
 
     def __init__(
         self,

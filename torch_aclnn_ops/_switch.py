@@ -1,10 +1,10 @@
 """Process-wide switches, and the one that disables the package."""
 
-import functools
 import inspect
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -13,7 +13,7 @@ _Self = TypeVar("_Self", bound="Switch")
 lock = threading.RLock()
 
 
-class Switch:
+class Switch(ContextDecorator):
     """Base class of switches: on in a ``with`` block, in a decorated function, or from ``start()`` to ``stop()``."""
 
     _starts = 0
@@ -47,24 +47,13 @@ class Switch:
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function, so that this is on during its calls."""
-        is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-        if not inspect.isroutine(function) or is_generator:
+        ends_later = (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)
+        if not inspect.isroutine(function) or any(test(function) for test in ends_later):
             raise TypeError(
-                f"{type(self).__name__.lower()}: the decorated object must be a function that is not a generator,"
-                f" but it is {function!r}; use a with statement"
+                f"{type(self).__name__.lower()}: the decorated object must be a function that is neither a generator"
+                f" nor a coroutine, but it is {function!r}; use a with statement"
             )
-
-        @functools.wraps(function)
-        def switched(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        @functools.wraps(function)
-        async def switched_coroutine(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return await function(*args, **kwargs)
-
-        return switched_coroutine if inspect.iscoroutinefunction(function) else switched  # type: ignore[return-value]
+        return super().__call__(function)
 
 
 def _initial() -> int:
@@ -87,12 +76,9 @@ def why_disabled() -> str | None:
     return "torch_aclnn_ops is disabled" if is_disabled() else None
 
 
-def how_to_enable() -> str | None:
-    """Return that the package is disabled and what enables it, or ``None``."""
-    if not is_disabled():
-        return None
-    what = ("TORCH_ACLNN_DISABLED=1", "unset it") if _initial() else ("disabled()", "leave its block or call stop()")
-    return "torch_aclnn_ops is disabled ({}); to enable it, {}".format(*what)
+def how_to_enable() -> str:
+    """Return that the package is disabled, and what enables it."""
+    return "torch_aclnn_ops is disabled; unset TORCH_ACLNN_DISABLED, leave the block of disabled(), or call its stop()"
 
 
 def disabled() -> "Disabled":
@@ -104,9 +90,8 @@ def disabled() -> "Disabled":
 
     Features that torch lacks stay, with the PyTorch fallback in place of CANN's operators: additional arguments
     (``softcap=`` or ``process_group=`` of ``linear_cross_entropy``) and the steps of
-    :class:`torch_aclnn_ops.optim.FusedEmaAdam`. The raw operators are unaffected, and so are backward passes of calls
-    that were made before. An AdamW that is created under ``patch(adamw=True)`` while the package is disabled is
-    torch's.
+    :class:`torch_aclnn_ops.optim.FusedEmaAdam`. An AdamW of ``patch(adamw=True)`` is such an optimizer. The raw
+    operators are unaffected, and so are backward passes of calls that were made before.
 
     Returns:
         A :class:`Disabled`, which is not yet on.

@@ -1,6 +1,6 @@
 """Report what this installation supports and what is missing: ``python -m torch_aclnn_ops.doctor``.
 
-With ``--check`` every operator, its errors and the optimizer are compared with the CPU: on an NPU, with
+With ``--check`` every operator and the optimizer are compared with the CPU: on an NPU, with
 ``python -m host_npu -m torch_aclnn_ops.doctor --check`` on a simulated one, or with ``--device cpu`` on the CPU.
 """
 
@@ -8,23 +8,13 @@ import argparse
 import dataclasses
 import json
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, ops
-from torch_aclnn_ops._autograd.raw_operator import RawOperator
-from torch_aclnn_ops._installation import (
-    ON_THE_HOST_NPU,
-    Finding,
-    findings,
-    has_npu_or_cann,
-    is_checkout,
-    is_simulated,
-    without_names,
-)
+from torch_aclnn_ops._installation import ON_THE_HOST_NPU, Finding, findings, has_npu_or_cann, is_simulated
 from torch_aclnn_ops._switch import how_to_enable, is_disabled
 from torch_aclnn_ops._verification import checks
 from torch_aclnn_ops._version import __version__
@@ -38,16 +28,14 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_FALLBACK = "PyTorch fallback"
-_INDENT = 4
-_NARROWEST, _WIDEST = 40, 100  # columns; other lines are hard to read
+_WIDEST = 100  # columns; longer lines are hard to read
 
 
 class Outcome(NamedTuple):
     """The outcome of a check.
 
     Attributes:
-        group: ``"operator"``, ``"refusal"``, ``"optimizer"`` or ``"launches"``.
+        group: ``"operator"`` or ``"optimizer"``.
         name: What was checked.
         is_right: Whether the result is correct.
         detail: The error relative to the largest element, or what is wrong.
@@ -60,10 +48,10 @@ class Outcome(NamedTuple):
 
 
 def check(device: str = "npu") -> Iterator[Outcome]:
-    """Compare every operator and 200 steps of the optimizer with float64 on the CPU; on an NPU, also check refusals.
+    """Compare every operator and 200 steps of the optimizer with float64 on the CPU.
 
     Args:
-        device: ``"npu"`` or ``"cpu"``; on the CPU, CANN's errors and launches are not checked.
+        device: ``"npu"`` or ``"cpu"``.
 
     Returns:
         An iterator that runs a check and yields its outcome at a time.
@@ -78,7 +66,7 @@ def check(device: str = "npu") -> Iterator[Outcome]:
             yield Outcome(group, name, True, run())
         except Exception as error:  # reported in the table; the other checks still run
             lines = str(error).strip().splitlines() or [""]
-            yield Outcome(group, name, False, without_names(f"{type(error).__name__}: {lines[0]}"))
+            yield Outcome(group, name, False, f"{type(error).__name__}: {lines[0]}")
 
 
 def describe() -> str:
@@ -95,79 +83,44 @@ def describe() -> str:
 
 
 def _described(rows: Sequence[Finding]) -> str:
-    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
     found = ((row.what, (row.found, f"Remedy: {row.remedy}" if row.remedy else "")) for row in rows)
     devices = ("CPU", "NPU") if _torch_npu.is_imported() else ("CPU",)
     used = ((name, [f"{device}: {by[device.lower()]}" for device in devices]) for name, by in operator_paths().items())
-    paragraphs = (_verdict(rows, width), _titled(found, width), _titled(used, width))
-    return "\n\n".join(paragraphs)
+    return "\n\n".join(("\n".join(_verdict(rows)), _titled(found, width), _titled(used, width)))
 
 
-def _verdict(rows: Sequence[Finding], width: int) -> str:
-    """Return what can be used: whether the package is disabled, a line for the CPU, and one for the NPU."""
-    disabled = textwrap.wrap(how_to_enable() or "", width, subsequent_indent="    ", break_on_hyphens=False)
-    lines = ["CPU: ready, with compiled CPU kernels"]
-    if _cpu_extension.why_unavailable() is not None:
-        command = f"pip install --no-build-isolation {'--editable ' if is_checkout() else ''}."
-        lines = ["CPU: ready, without compiled CPU kernels", f"    to compile them, in a checkout: {command}"]
-    npu = textwrap.wrap(f"NPU: {_state_of_npu(rows)}", width, subsequent_indent="    ", break_on_hyphens=False)
-    return "\n".join([*disabled, *lines, *npu])
-
-
-def _state_of_npu(rows: Sequence[Finding]) -> str:
+def _verdict(rows: Sequence[Finding]) -> Iterator[str]:
+    """Yield what can be used: whether the package is disabled, a line for the CPU, and one for the NPU."""
+    if is_disabled():
+        yield how_to_enable()
+    yield f"CPU: ready, {'with' if _cpu_extension.why_unavailable() is None else 'without'} compiled CPU kernels"
     if broken := [row.what for row in rows if row.is_broken]:
-        return f"not ready, see the remedy of {' and '.join(broken)}"
-    if _torch_npu.is_imported():
-        return "ready, simulated" if is_simulated() else "ready"
-    return f"not ready: {without_names(str(_torch_npu.why_unavailable()))}" if has_npu_or_cann() else "none"
+        yield f"NPU: not ready, see the remedy of {' and '.join(broken)}"
+    elif _torch_npu.is_imported():
+        yield "NPU: ready, simulated" if is_simulated() else "NPU: ready"
+    else:
+        yield f"NPU: not ready: {_torch_npu.why_unavailable()}" if has_npu_or_cann() else "NPU: none"
 
 
 def _titled(sections: Iterable[tuple[str, Sequence[str]]], width: int) -> str:
     """Return each title with its paragraphs below it, in lines of a width; longer words, such as paths, are kept."""
-    lines = []
-    for title, paragraphs in sections:
-        lines.append(title)
-        for paragraph in filter(None, paragraphs):
-            lines += textwrap.wrap(
-                paragraph,
-                width,
-                initial_indent=" " * _INDENT,
-                subsequent_indent=" " * 2 * _INDENT,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines)
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join("\n".join([title, *map(wrapper.fill, filter(None, texts))]) for title, texts in sections)
 
 
 def operator_paths() -> dict[str, dict[str, str]]:
-    """Return which implementation each raw operator, and each function composed of several, uses per device type."""
-    operators = [getattr(ops, name) for name in ops.__all__]
-    paths = {operator.name: {"cpu": _on_cpu(operator), "npu": _on_npu(operator)} for operator in operators}
-    has_kernels = _cpu_extension.why_unavailable() is None
-    on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
-    if not on_npu.startswith(_FALLBACK):
-        on_npu = "CANN's fused operators for 16-bit inputs without options, else PyTorch fallback in chunks of rows"
-    in_chunks = f"{f'compiled CPU kernels, {_FALLBACK} in float64' if has_kernels else _FALLBACK}, in chunks of rows"
-    adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
-    if is_disabled():
-        on_npu, adam = f"{_FALLBACK} in chunks of rows", _FALLBACK
-        in_chunks, on_npu = (f"PyTorch's function; for arguments that it lacks, {path}" for path in (in_chunks, on_npu))
-    return {
-        **paths,
-        "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},
-        "optim.FusedEmaAdam": {"cpu": f"native PyTorch kernels for float32 and float64, else {_FALLBACK}", "npu": adam},
-    }
-
-
-def _on_cpu(operator: RawOperator) -> str:
-    return "native PyTorch kernel" if operator.has_cpu_kernel else _FALLBACK
-
-
-def _on_npu(operator: RawOperator) -> str:
-    if _extension.why_unavailable() is not None:
-        return _FALLBACK
-    reason = operator.why_not_this_chip()
-    return operator.cann if reason is None else f"{_FALLBACK}: {reason}"
+    """Return which implementation each raw operator uses per device type."""
+    paths = {}
+    for operator in (getattr(ops, name) for name in ops.__all__):
+        reason = _extension.why_unavailable() or operator.why_not_this_chip()
+        paths[operator.name] = {
+            "cpu": "native PyTorch kernel" if operator.has_cpu_kernel else "PyTorch fallback",
+            "npu": operator.cann if reason is None else f"PyTorch fallback: {reason}",
+        }
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,7 +164,7 @@ def _check(device: str, as_json: bool) -> int:
         )
         return 2
     if is_disabled():
-        print(f"{how_to_enable()}. The checks of the optimizer are those of its PyTorch fallback.", file=sys.stderr)
+        print(how_to_enable(), file=sys.stderr)
     outcomes = []
     for outcome in check(device):
         outcomes.append(outcome)
@@ -242,5 +195,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if the output is piped to head
     sys.exit(main())
