@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import attribute, lookup
 from torch_aclnn_ops._torch_compat.modes import assume_constant_result
 
 import torch
@@ -14,8 +13,8 @@ c10d_functional = torch.ops._c10d_functional
 @assume_constant_result
 def device_types_of_group(group_name: str) -> tuple[str, ...]:
     """Return the device types that a process group supports."""
-    group = lookup("_C._distributed_c10d._resolve_process_group", "process_group=")(group_name)
-    return tuple(device.type for device in attribute(group, "_device_types", "process_group="))
+    group: Any = torch._C._distributed_c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
+    return tuple(device.type for device in group._device_types)
 
 
 def dtensor_of_local(tensor: torch.Tensor) -> Any:

@@ -5,30 +5,23 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import attribute, needed_by
-
 import torch
 from torch import Tensor
-
-_FEATURE = "an optimizer of parameters that FSDP has sharded"
 
 
 class Fsdp2Unit:
     """The parameters that one call of ``fully_shard`` all-gathers and shards together."""
 
-    @needed_by(_FEATURE)
     def __init__(self, group: Any) -> None:
         self._group = group
         self.params: list[Tensor] = [fsdp_param.sharded_param for fsdp_param in group.fsdp_params]
         self.device: torch.device = group.device
 
-    @needed_by(_FEATURE)
     def is_busy(self) -> bool:
         """Return whether a forward or backward pass is in progress."""
         name: str = self._group._training_state.name
         return name != "IDLE"
 
-    @needed_by(_FEATURE)
     def reshard(self) -> None:
         """Reshard the parameters, also after a failed pass or during a prefetched all-gather."""
         self._group.wait_for_unshard()
@@ -37,33 +30,29 @@ class Fsdp2Unit:
 
 def fsdp2_units() -> Iterator[Fsdp2Unit]:
     """Yield the units of all modules in this process that ``fully_shard`` was applied to."""
-    with needed_by(_FEATURE):
-        from torch.distributed._composable_state import _module_state_mapping
+    from torch.distributed._composable_state import _module_state_mapping
 
-        modules: list[Any] = [module for module in list(_module_state_mapping) if hasattr(module, "_get_fsdp_state")]
-        for state in {module._get_fsdp_state() for module in modules}:
-            # 2.13 has a list of them; 2.9 has one, or None where a module has no parameters of its own.
-            groups = getattr(state, "_fsdp_param_groups", None)
-            yield from map(Fsdp2Unit, filter(None, [state._fsdp_param_group] if groups is None else groups))
+    modules: list[Any] = [module for module in list(_module_state_mapping) if hasattr(module, "_get_fsdp_state")]
+    for state in {module._get_fsdp_state() for module in modules}:
+        # 2.13 has a list of them; 2.9 has one, or None where a module has no parameters of its own.
+        groups = getattr(state, "_fsdp_param_groups", None)
+        yield from map(Fsdp2Unit, filter(None, [state._fsdp_param_group] if groups is None else groups))
 
 
 class Fsdp1Unit:
     """The parameters that one ``FullyShardedDataParallel`` module all-gathers and shards together."""
 
-    @needed_by(_FEATURE)
     def __init__(self, module: Any) -> None:
         self._module, self._handle = module, module._handle
         flat_param = self._handle.flat_param
         self.params: list[Tensor] = [flat_param, *(flat_param._params or [])]
         self.device: torch.device = self._handle.device
 
-    @needed_by(_FEATURE)
     def is_busy(self) -> bool:
         """Return whether a forward or backward pass, or ``summon_full_params``, is in progress."""
         name: str = self._handle._training_state.name
         return name != "IDLE"
 
-    @needed_by(_FEATURE)
     def reshard(self) -> None:
         """Free the unsharded parameters."""
         from torch.distributed.fsdp._runtime_utils import _reshard
@@ -83,7 +72,6 @@ def _fsdp1_class() -> type | tuple[()]:
     return () if fsdp is None else fsdp.FullyShardedDataParallel
 
 
-@needed_by(_FEATURE)
 def fsdp1_units(model: torch.nn.Module) -> list[Fsdp1Unit]:
     """Return the units of a model."""
     modules: list[Any] = [module for module in model.modules() if isinstance(module, _fsdp1_class())]
@@ -102,7 +90,6 @@ def fsdp1_groups(module: Any) -> list[Any]:
     return [module.process_group] + ([] if between is None else [between])
 
 
-@needed_by(_FEATURE)
 def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
     """Return, for each parameter in FSDP1 modules, all names under which it is in the model's state dict."""
     prefixes = defaultdict(list)
@@ -121,12 +108,10 @@ def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
 
 def is_in_fsdp_forward(fsdp_module: Any) -> bool:
     """Return whether an FSDP2 module is in its forward pass."""
-    state = attribute(fsdp_module, "_get_fsdp_state", "fsdp_module=")()
-    name: str = attribute(state, "_training_state", "fsdp_module=").name
+    name: str = fsdp_module._get_fsdp_state()._training_state.name
     return name == "FORWARD"
 
 
-@needed_by("a head that fully_shard has sharded")
 def modules_sharded_with(module: Any) -> int:
     """Return the number of modules that ``fully_shard`` sharded together with this one; 0 if it is not sharded."""
     if not hasattr(module, "_get_fsdp_state"):

@@ -2,30 +2,20 @@
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
-from torch_aclnn_ops._torch_compat import lookup
-
 import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _python_dispatch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Without them the slower implementation is used in every call.
-is_any_autocast_enabled = lookup("_C._is_any_autocast_enabled", "a short call outside of autocast", lambda: True)
-number_of_dispatch_modes = lookup("_C._len_torch_dispatch_stack", "a short call outside of modes", lambda: 1)
-disable_current_modes = lookup(
-    "utils._python_dispatch._disable_current_modes", "a first call inside of a mode", nullcontext
-)
-
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+number_of_dispatch_modes = torch._C._len_torch_dispatch_stack
+disable_current_modes = _python_dispatch._disable_current_modes
 # The same as torch.compiler.disable, without its import, which takes a second.
-disable_compilation = lookup("_compile._disable_dynamo", "a graph break at a call", lambda function: function)
-
-
-# Without it, such a call is not refused.
-_active_ddp_module = lookup(
-    "nn.parallel.DistributedDataParallel._get_active_ddp_module", "a refusal of DDP's static graph", lambda: None
-)
+disable_compilation = torch._compile._disable_dynamo
+_active_ddp_module: Callable[[], Any] = DistributedDataParallel._get_active_ddp_module
 
 
 def in_ddp_with_static_graph() -> bool:
@@ -60,7 +50,9 @@ def load_tables_of_functions() -> None:
 
     Otherwise Dynamo would treat the replacement as torch's own function and not trace it.
     """
-    lookup("_dynamo.trace_rules.get_torch_obj_rule_map", "compiled code under patch()", lambda: None)()
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    get_torch_obj_rule_map()
     torch.overrides.get_testing_overrides()
 
 

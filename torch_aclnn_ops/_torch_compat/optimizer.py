@@ -2,46 +2,27 @@
 
 from collections.abc import Callable
 from functools import cache
-from itertools import repeat
 from operator import attrgetter
 from typing import Any
-
-from torch_aclnn_ops._torch_compat import attribute, lookup
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-
-def _foreach_loop(method: Callable[..., Tensor]) -> Callable[..., None]:
-    def call(tensors: list[Tensor], *args: Any) -> None:
-        for each in zip(tensors, *(arg if isinstance(arg, list) else repeat(arg) for arg in args), strict=False):
-            method(*each)
-
-    return call
-
-
-# Without them parameters are updated in a loop.
-_LISTS = "a step for lists of parameters"
-foreach_add_ = lookup("_foreach_add_", _LISTS, _foreach_loop(Tensor.add_))
-foreach_copy_ = lookup("_foreach_copy_", _LISTS, _foreach_loop(Tensor.copy_))
-foreach_lerp_ = lookup("_foreach_lerp_", _LISTS, _foreach_loop(Tensor.lerp_))
-foreach_neg = lookup("_foreach_neg", _LISTS, lambda tensors: list(map(Tensor.neg, tensors)))
-fused_adam_ = lookup("_fused_adam_", _LISTS, None)
-fused_adamw_ = lookup("_fused_adamw_", _LISTS, None)
+foreach_add_: Callable[..., Any] = torch._foreach_add_
+foreach_copy_: Callable[..., Any] = torch._foreach_copy_
+foreach_lerp_: Callable[..., Any] = torch._foreach_lerp_
+foreach_neg: Callable[..., Any] = torch._foreach_neg
+fused_adam_: Callable[..., Any] = torch._fused_adam_
+fused_adamw_: Callable[..., Any] = torch._fused_adamw_
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return the version counter of a tensor."""
 
 
-_uses_of: Callable[[int], int] = lookup(
-    "_C._storage_Use_Count", "flatten=True, if other tensors share the memory of parameters,", lambda _: 0
-)
-
-
 def storage_uses(tensor: Tensor) -> int:
     """Return how many tensors have the storage of this one, itself included; torch may count a constant more."""
-    return _uses_of(StorageWeakRef(tensor.untyped_storage()).cdata)
+    return torch._C._storage_Use_Count(StorageWeakRef(tensor.untyped_storage()).cdata)
 
 
 @cache
@@ -58,12 +39,12 @@ def has_alias(tensor: Tensor) -> bool:
 
 def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
     """Return an optimizer's ``load_state_dict`` pre-hooks and post-hooks."""
-    names = "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks"
-    before, after = (attribute(optimizer, name, "load_state_dict()") for name in names)
+    before = optimizer._optimizer_load_state_dict_pre_hooks
+    after = optimizer._optimizer_load_state_dict_post_hooks
     return list(before.values()), list(after.values())
 
 
 def per_optimizer_state(grad_scaler: Any, optimizer: Any) -> dict[str, Any]:
     """Return the state that a ``GradScaler`` keeps for an optimizer."""
-    state: dict[str, Any] = attribute(grad_scaler, "_per_optimizer_states", "a GradScaler")[id(optimizer)]
+    state: dict[str, Any] = grad_scaler._per_optimizer_states[id(optimizer)]
     return state

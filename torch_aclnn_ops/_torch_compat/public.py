@@ -8,20 +8,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch_aclnn_ops._torch_compat import unsupported_version
-
 import torch
 from torch import Tensor
-from torch.nn import Module
-
-try:
-    from torch.backends.cpu import get_cpu_capability as cpu_capability
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-    from torch.jit import is_tracing  # type: ignore[attr-defined]
-    from torch.library import register_vmap
-    from torch.nn import Buffer
-except ImportError as error:
-    raise unsupported_version(f", which lacks a required name ({error})") from error
+from torch.backends.cpu import get_cpu_capability as cpu_capability
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.jit import is_tracing  # type: ignore[attr-defined]
+from torch.library import register_vmap
+from torch.nn import Buffer, Module
 
 in_jit_trace: Callable[[], bool] = is_tracing
 

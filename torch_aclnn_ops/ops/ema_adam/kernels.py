@@ -43,7 +43,7 @@ __all__ = ["has_native_kernel", "implementation_for", "note_partial_update", "up
 _CACHED_ELEMENTS = 2**20
 _is_cpu: Callable[[Tensor], bool] = attrgetter("is_cpu")
 _dtype_of: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
-_NATIVE_DTYPES = (torch.float32, torch.float64) if fused_adam_ and fused_adamw_ else ()
+_NATIVE_DTYPES = (torch.float32, torch.float64)
 
 
 def update(tensors: TensorLists, options: Options) -> None:
