@@ -1,13 +1,11 @@
 """Private names of torch for optimizers: foreach kernels, version counters, hooks and gradient scalers."""
 
 from collections.abc import Callable
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 foreach_add_: Callable[..., Any] = torch._foreach_add_
 foreach_copy_: Callable[..., Any] = torch._foreach_copy_
@@ -18,23 +16,6 @@ fused_adamw_: Callable[..., Any] = torch._fused_adamw_
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return the version counter of a tensor."""
-
-
-def storage_uses(tensor: Tensor) -> int:
-    """Return how many tensors have the storage of this one, itself included; torch may count a constant more."""
-    return torch._C._storage_Use_Count(StorageWeakRef(tensor.untyped_storage()).cdata)
-
-
-@cache
-def uses_of_one_tensor() -> int:
-    """Return ``storage_uses`` of a tensor that has a storage for itself."""
-    return storage_uses(torch.empty(0, device="cpu"))
-
-
-def has_alias(tensor: Tensor) -> bool:
-    """Return whether others use the storage: another tensor, such as ``tensor.detach()``, a NumPy array or a file."""
-    # No variable holds the storage, because torch 2.9 counts that as a use.
-    return not tensor.untyped_storage().resizable() or storage_uses(tensor) > uses_of_one_tensor()
 
 
 def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:

@@ -1,6 +1,6 @@
 """A contiguous buffer for the weights of many parameters, and others for their gradients and states."""
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from operator import attrgetter, ne
 from typing import Any, NamedTuple
 
@@ -71,8 +71,6 @@ class FlatBuffer:
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
         self._addresses = list(map(Tensor.data_ptr, self._grad_views))
         self._placement = placement(self._grad_views)
-        buffers = self.weights, self.grads, *self.states.values(), self.steps
-        self.bounds = [bound for one in buffers for bound in (one.data_ptr(), one.data_ptr() + one.nbytes)]
         self.all_states = states
         self.counts = StepCounts([self.steps])
         # The runs if all parameters have gradients and the same step count.
@@ -93,24 +91,19 @@ class FlatBuffer:
         part = dlpack.from_dlpack(buffer[self._begins[i] : self._begins[i] + param.numel()])
         return part.as_strided(param.shape, self._strides[i])
 
-    def holds(self, param: Tensor) -> bool:
-        """Return whether a parameter is a view of this buffer."""
-        begin = self.weights.data_ptr()
-        return param.device == self.weights.device and begin <= param.data_ptr() < begin + self.weights.nbytes
-
     def takes_params(self) -> bool:
         """Return whether the parameters fit their views, so that they can be copied in."""
         return all(
-            is_plain(param)
-            and (param.shape, param.dtype, param.device) == (view.shape, view.dtype, view.device)
-            and not is_shared(param)
+            is_plain(param) and (param.shape, param.dtype, param.device) == (view.shape, view.dtype, view.device)
             for param, view in zip(self.params, self._param_views, strict=True)
         )
 
-    def are_params_views(self) -> bool:
-        """Return whether all parameters are views of the buffer."""
-        pairs = zip(self.params, self._param_views, strict=True)
-        return all([param.data_ptr() == view.data_ptr() and param.stride() == view.stride() for param, view in pairs])
+    def moved_params(self) -> list[int]:
+        """Return the indices of the parameters that are not views of the buffer."""
+        pairs = enumerate(zip(self.params, self._param_views, strict=True))
+        return [
+            i for i, (param, view) in pairs if param.data_ptr() != view.data_ptr() or param.stride() != view.stride()
+        ]
 
     def has_own_states(self) -> bool:
         """Return whether the states are views of the buffers."""
@@ -121,39 +114,30 @@ class FlatBuffer:
 
     def take_params_and_states(self) -> None:
         """Copy parameters and states that a program has assigned into the buffers, and replace them by views."""
-        for param, view in zip(self.params, self._param_views, strict=True):
-            if param.data_ptr() != view.data_ptr() or param.stride() != view.stride():
-                view.copy_(param.detach())
-                param.data = view
-                if self._cached is not None:
-                    self._cached.forget_versions()
+        moved = self.moved_params()
+        assigned = [_kept(self.params[i].detach(), self.weights) for i in moved]
+        for i, values in zip(moved, assigned, strict=True):
+            self._param_views[i].copy_(values)
+            self.params[i].data = self._param_views[i]
+        if moved and self._cached is not None:
+            self._cached.forget_versions()
         if not self.has_own_states():
-            self._take_states(param for param in self.params if has_state(self.all_states, param))
+            self._take_states([param for param in self.params if has_state(self.all_states, param)])
 
-    def places(self) -> dict[Tensor, dict[str, Any]]:
-        """Return where the gradient, the data and the states of each parameter belong: addresses and strides."""
-        buffers = {"grad": self.grads, "data": self.weights, **self.states}
-        places: dict[Tensor, dict[str, Any]] = {}
-        for i, (param, strides) in enumerate(zip(self.params, self._strides, strict=True)):
-            offset = self._begins[i]
-            places[param] = {
-                name: (buffer.data_ptr() + offset * buffer.itemsize, strides) for name, buffer in buffers.items()
-            }
-            places[param]["step"] = (self.steps.data_ptr() + i * self.steps.itemsize, ())
-        return places
-
-    def _take_states(self, params: Iterable[Tensor]) -> None:
-        places = {param: i for i, param in enumerate(self.params)}
+    def _take_states(self, params: list[Tensor]) -> None:
         if missing := [i for i, param in enumerate(self.params) if not has_state(self.all_states, param)]:
             self.steps[missing] = 0
         for param in params:
-            i, state = places[param], self.all_states[param]
-            init_missing_state(state, param, self.states["exp_avg"].dtype)
+            init_missing_state(self.all_states[param], param, self.states["exp_avg"].dtype)
+        buffers = {**self.states, "step": self.steps}
+        assigned = [{name: _kept(self.all_states[one][name], buffers[name]) for name in buffers} for one in params]
+        places = {param: i for i, param in enumerate(self.params)}
+        for param, values in zip(params, assigned, strict=True):
+            i = places[param]
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
             # On a device, writes are found by the version counter, which a separate storage does not share.
-            step = dlpack.from_dlpack(self.steps[i]) if self.steps.is_cpu else self.steps[i]
-            for name, view in {**views, "step": step}.items():
-                state[name] = view.copy_(state[name])
+            views["step"] = dlpack.from_dlpack(self.steps[i]) if self.steps.is_cpu else self.steps[i]
+            self.all_states[param].update({name: view.copy_(values[name]) for name, view in views.items()})
         self._cached = CachedState(self.params, self.all_states, joins_steps=False)
         self.counts = StepCounts([self.steps])
 
@@ -167,13 +151,6 @@ class FlatBuffer:
         """Return whether a program has changed the view of a gradient itself, as by ``grad.data = ...``."""
         view = self._grad_views[i]
         return view.data_ptr() != self._addresses[i] or view.stride() != self._strides[i]
-
-    def foreign_grads(self) -> list[Tensor]:
-        """Return the gradients that are not views of their buffer."""
-        if self._has_own_grads:
-            return []
-        pairs = enumerate(zip(map(_grad_of, self.params), self._grad_views, strict=True))
-        return [grad for i, (grad, view) in pairs if grad is not None and (grad is not view or self._has_moved(i))]
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
@@ -238,7 +215,7 @@ class FlatBuffer:
             if self._has_moved(i):  # what it is now is copied in
                 self._grad_views[i] = self._view(self.grads, i)
         fresh = [i for i in members if self.params[i].grad is not self._grad_views[i]]
-        grads: list[Tensor] = [self.params[i].grad for i in fresh]  # type: ignore[misc]
+        grads = [_kept(self.params[i].grad, self.grads) for i in fresh]  # type: ignore[arg-type]
         if len(fresh) == len(members) and not any(map(ne, map(Tensor.stride, grads), self._strides[run.members])):
             self._concatenate(run, grads)
         elif fresh:
@@ -281,6 +258,8 @@ class FlatBuffer:
             self._cached.record_versions()
 
 
-def is_shared(param: Tensor) -> bool:
-    """Return whether other processes may have the memory of a parameter."""
-    return param.is_cpu and param.untyped_storage().is_shared()
+def _kept(values: Tensor, buffer: Tensor) -> Tensor:
+    """Return what a program has assigned; a copy if it is in the buffer, where other values are written before."""
+    begin = buffer.data_ptr()
+    is_inside = values.device == buffer.device and begin <= values.data_ptr() < begin + buffer.nbytes
+    return values.clone() if is_inside else values

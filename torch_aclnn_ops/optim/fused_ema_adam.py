@@ -13,7 +13,7 @@ from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
-from torch_aclnn_ops.optim.flat import flatten_groups
+from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
 from torch_aclnn_ops.optim.memory import check_memory, check_params, keep_once
 from torch_aclnn_ops.optim.options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
@@ -76,7 +76,8 @@ class FusedEmaAdam(EmaOptimizer):
         ema_without_grad: Also update the EMA of parameters that have no gradient in a step. A schedule then uses the
             largest step count of the optimizer.
         flatten: Keep weights, gradients and states of a group in one buffer each, for one launch per buffer on an NPU.
-            Parameters and gradients become views of it in the first step; what you assign later is copied in.
+            Parameters and gradients become views of it in the first step; what you assign later is copied in. Other
+            tensors over the memory of a parameter do not follow it.
         ema_buffers: A module whose floating-point buffers are averaged, too, such as the model with its batch norm.
             Each step that updates the EMA of a parameter updates their averages with the same decay, starting from the
             buffers in the first one; 16-bit buffers have averages in float32. All groups must have the same options
@@ -186,16 +187,13 @@ class FusedEmaAdam(EmaOptimizer):
     def step(self, closure: None = None, **kwargs: Any) -> None: ...
     @overload
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
-    @_steps.forgets_failed_scaling
-    @_steps.outside_inference_mode
     @torch.no_grad()
     @outside_swap
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its EMA.
 
         All options and gradients are checked before any parameter is updated. With a :class:`torch.amp.GradScaler` the
-        step unscales the gradients, and is skipped if the scaler has found infs or NaNs. On a device, a step that
-        updates a parameter for the first time synchronizes with the scaler, so that a skipped step makes no state.
+        step unscales the gradients, and is skipped if the scaler has found infs or NaNs.
 
         If a step raises after its first write, for instance because a device fails or Ctrl-C is pressed, parameters may
         be partly updated. A note on the exception says so: load a checkpoint.
@@ -209,11 +207,15 @@ class FusedEmaAdam(EmaOptimizer):
 
         Raises:
             RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
-                state, or of a buffer and its average, differ, or this is inside ``swap_ema_params``.
+                state, or of a buffer and its average, differ, or this is inside ``swap_ema_params`` or inference mode.
             TypeError: ``closure`` is not callable.
             ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "FusedEmaAdam.step: must not be called in inference mode, whose states cannot be updated"
+            )
         loss = None
         if closure is not None:
             loss = _steps.call_closure(closure)
@@ -228,8 +230,7 @@ class FusedEmaAdam(EmaOptimizer):
             check_memory(self.param_groups, self.state)
         _steps.check_gradients(self.param_groups, self._flat_groups, have_moved)
         grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
-        is_read = found_inf is not None and not is_compiling and (found_inf.is_cpu or _steps.are_states_missing(self))
-        if is_read and found_inf:
+        if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
             return loss
         parsed = _steps.with_scaling(parsed, grad_scale, found_inf)
         if is_compiling:
@@ -255,11 +256,10 @@ class FusedEmaAdam(EmaOptimizer):
         """Make everything that the groups' updates need, before any of them is written."""
         all_work = []
         is_flattened = self._flatten and not torch.compiler.is_compiling()
-        moved = flatten_groups(self.param_groups, self._flat_groups, self.state, have_moved) if is_flattened else set()
         for i, (options, _) in enumerate(parsed):
             work = Work(TensorLists([], [], [], [], [], [], []), ParamsWithoutGrad([], [], []), [], [])
             all_work.append(work)
-            if is_flattened and not self._prepare_flat(i, options, i in moved, work):
+            if is_flattened and not self._prepare_flat(i, options, have_moved, work):
                 continue
             # Also of the parameters without a gradient: steps, master weights, parameters.
             everything: tuple[list[Tensor], ...] = work.steps, [], []
@@ -268,10 +268,12 @@ class FusedEmaAdam(EmaOptimizer):
                 sync_masters_from_params(*everything[1:])
         return all_work
 
-    def _prepare_flat(self, i: int, options: Options, has_moved: bool, work: Work) -> list[Tensor]:
+    def _prepare_flat(self, i: int, options: Options, have_moved: bool, work: Work) -> list[Tensor]:
         """Gather the flattened parameters of a group; return the others."""
-        group, flat_group = self.param_groups[i], self._flat_groups[i]
-        if has_moved:
+        group, flat_group = self.param_groups[i], self._flat_groups.get(i)
+        if flat_group is None or not flat_group.fits(group, have_moved):
+            flat_group = self._flat_groups[i] = FlatGroup(group, self.state)
+        if not flat_group.are_views(self.state, have_moved):
             self._captures.before_new_states()
             for buffer in flat_group.buffers:
                 buffer.take_params_and_states()

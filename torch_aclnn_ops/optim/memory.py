@@ -7,7 +7,7 @@ from typing import Any
 from torch_aclnn_ops._cpu_extension import holds, placement
 from torch_aclnn_ops._memory import extent, first_overlap
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
-from torch_aclnn_ops.optim.state import TENSOR_STATES
+from torch_aclnn_ops.optim.state import TENSOR_STATES, check_shape
 
 import torch
 from torch import Tensor
@@ -71,7 +71,10 @@ def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
         state = states.get(param, {})
         if param.grad is not None or state:  # otherwise it is not used
             _check_storage(param, name)
-            _check_shapes(param, name, state)
+            tensors = {"the gradient": param.grad, **{repr(key): state.get(key) for key in TENSOR_STATES}}
+            for key, value in tensors.items():
+                if isinstance(value, Tensor):
+                    check_shape(key, value, param, name)
     check_no_shared_memory(groups)
 
 
@@ -124,19 +127,3 @@ def _check_storage(param: Tensor, name: str) -> None:
             f"FusedEmaAdam: {name} needs {needed} bytes for its shape {list(tensor.shape)}, but its storage has"
             f" {tensor.untyped_storage().nbytes()}; restore its storage before the step{hint if is_freed else ''}"
         )
-
-
-def _check_shapes(param: Tensor, name: str, state: Mapping[str, Any]) -> None:
-    if param.grad is not None and param.grad.shape != param.shape:
-        raise RuntimeError(
-            f"FusedEmaAdam: {name} has the shape {list(param.shape)}, but its gradient has {list(param.grad.shape)};"
-            " recompute the gradient"
-        )
-    for key in TENSOR_STATES:
-        value = state.get(key)
-        if isinstance(value, Tensor) and value.shape != param.shape:
-            raise RuntimeError(
-                f"FusedEmaAdam: {name} has the shape {list(param.shape)}, but its {key!r} in optimizer.state has"
-                f" {list(value.shape)}; after a change of shape create a new optimizer, or reset the state of this"
-                " parameter with `del optimizer.state[param]`"
-            )

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
-from weakref import ReferenceType, ref
 
 from torch_aclnn_ops._cpu_extension import have_items, holds
 from torch_aclnn_ops._torch_compat.optimizer import version_of
@@ -37,6 +36,16 @@ def dtype_of_states(param: Tensor, master_weights: bool) -> torch.dtype:
     return torch.float32 if master_weights and param.dtype in _16_BIT else param.dtype
 
 
+def check_shape(what: str, value: Tensor, param: Tensor, name: str) -> None:
+    """Raise if a gradient or a state does not have the shape of its parameter, or this rank's shard of it."""
+    for found, needed in (value.shape, param.shape), (local(value).shape, local(param).shape):
+        if found != needed:
+            raise RuntimeError(
+                f"FusedEmaAdam: {what} must have the shape {list(needed)} of {name}, but it has {list(found)}; after a"
+                " change of shape create a new optimizer, or delete the gradient and `del optimizer.state[param]`"
+            )
+
+
 def normalize_state(
     state: dict[str, Any], param: Tensor, dtype: torch.dtype, copies_step: bool = True
 ) -> dict[str, Any]:
@@ -51,16 +60,7 @@ def normalize_state(
     for name in TENSOR_STATES:
         value = state.get(name)
         if isinstance(value, Tensor):
-            if value.shape != param.shape:
-                raise ValueError(
-                    f"FusedEmaAdam: {name} must have the shape of its parameter {list(param.shape)},"
-                    f" but its shape is {list(value.shape)}"
-                )
-            if local(value).shape != local(param).shape:
-                raise ValueError(
-                    f"FusedEmaAdam: {name} must have this rank's shard of its parameter, {list(local(param).shape)},"
-                    f" but its shard is {list(local(value).shape)}"
-                )
+            check_shape(name, value, param, "its parameter")
             converted[name] = value.to(param.device, dtype)
     return converted
 
@@ -187,9 +187,6 @@ class CachedState:
         # If these are all states, they are compared in their order, because to look a parameter up calls Python code.
         self._items = (list(states), list(states.values())) if len(states) == len(found) else ([], [])
         self._versions: list[int] = []
-        # Data of the parameters with master weights: a new storage may have the address of a freed one.
-        self._storages: list[ReferenceType[torch.UntypedStorage]] = []
-        self._strides: list[tuple[int, ...]] = []
 
     def is_current(
         self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], master_weights: bool = True
@@ -210,37 +207,25 @@ class CachedState:
         return [param for param in self._others if param.grad is not None]
 
     def are_params_modified(self) -> bool:
-        """Return whether parameters with master weights were modified or replaced after :meth:`record_versions`."""
-        if not self.has_masters:
-            return False
-        if any(param.is_cpu and param.untyped_storage().is_shared() for param in map(local, self.params)):
-            return True  # other processes write without a new version
-        return self._versions != self._current_versions() or not self._has_same_data()
+        """Return whether parameters with master weights were modified after :meth:`record_versions`.
+
+        Other data of a parameter is found by its address.
+        """
+        return self.has_masters and self._versions != self._current_versions()
 
     def forget_versions(self) -> None:
         """Forget the data of parameters with master weights, because the program has replaced it."""
         self._versions = []
 
     def record_versions(self) -> None:
-        """Record the data of parameters with master weights, after the optimizer has written to them."""
-        if not self.has_masters:
-            return
-        self._versions = self._current_versions()
-        if not self._has_same_data():
-            shards = list(map(local, self.params))
-            self._storages = [ref(shard.untyped_storage()) for shard in shards]
-            self._strides = list(map(Tensor.stride, shards))
+        """Record the versions of parameters with master weights, after the optimizer has written to them."""
+        if self.has_masters:
+            self._versions = self._current_versions()
 
     def _current_versions(self) -> list[int]:
         """Return the version counters of the parameters, and of DTensors' shards, which have their own."""
         shards = [local(param) for param in self.params if not is_plain(param)]
         return [*map(version_of, self.params), *map(version_of, shards)]
-
-    def _has_same_data(self) -> bool:
-        shards = list(map(local, self.params))
-        return self._strides == list(map(Tensor.stride, shards)) and all(
-            storage() is shard.untyped_storage() for storage, shard in zip(self._storages, shards, strict=True)
-        )
 
 
 class StepCounts:
@@ -257,7 +242,7 @@ class StepCounts:
 
     def __init__(self, steps: Sequence[Tensor]) -> None:
         self.values: list[int] = []
-        self.are_exact = not any(step.is_inference() for step in steps)  # these have no versions
+        self.are_exact = len({step.device for step in steps}) == 1
         self._steps = steps
         self._versions: list[int] = []  # of the steps that the values belong to; empty to read them again
 
@@ -265,7 +250,7 @@ class StepCounts:
         """Read the counts; on a device only if they were modified since :meth:`record`."""
         is_on_device = not self._steps[0].is_cpu
         versions = list(map(version_of, self._steps)) if is_on_device else []
-        if is_on_device and versions == self._versions:  # on a CPU other processes may write without a new version
+        if is_on_device and versions == self._versions:
             return
         self.values = torch.cat([step.reshape(-1) for step in self._steps]).tolist()
         self.are_exact &= not (is_on_device and self._versions)

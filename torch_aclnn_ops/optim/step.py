@@ -1,10 +1,9 @@
 """One step on the lists of a parameter group or on a buffer: gradient scaling, master weights and EMA schedule."""
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from operator import attrgetter, is_
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer_state
@@ -14,19 +13,17 @@ from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, 
 from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
 from torch_aclnn_ops.optim.options import EmaSchedule
-from torch_aclnn_ops.optim.state import CachedState, has_state
+from torch_aclnn_ops.optim.state import CachedState
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.nn import Parameter
-from torch.optim.optimizer import Optimizer
 
 _grad_of, _dtype_of, _layout_of = (attrgetter(name) for name in ("grad", "dtype", "layout"))
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
-_Step = TypeVar("_Step", bound=Callable[..., Any])
 
 
 def call_closure(closure: Callable[[], float]) -> float:
@@ -43,20 +40,17 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
     ``torch.amp`` sets them as attributes of the optimizer; torch_npu passes its scaler as an argument.
     """
     if grad_scaler is None:
-        grad_scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        # If no parameter has a gradient, it is the sum of no tensors.
-        return grad_scale, found_inf if isinstance(found_inf, Tensor) else None
+        attributes = [getattr(optimizer, name, None) for name in ("grad_scale", "found_inf")]
+        # If no parameter has a gradient, found_inf is the sum of no tensors.
+        grad_scale, found_inf = [one if isinstance(one, Tensor) else None for one in attributes]
+        if grad_scale is not None and not torch.compiler.is_compiling():
+            optimizer.grad_scale = 1  # by what a step that raises leaves there, the scaler multiplies the next scale
+        return grad_scale, found_inf
     scaler_state = per_optimizer_state(grad_scaler, optimizer)
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
     found = list(scaler_state["found_inf_per_device"].values())  # none if no parameter has a gradient
     return None, torch.stack([one.to(found[0].device) for one in found]).sum(0) if found else None
-
-
-def are_states_missing(optimizer: Optimizer) -> bool:
-    """Return whether a parameter gets its first update, from which its EMA starts."""
-    params = (param for group in optimizer.param_groups for param in group["params"])
-    return any(param.grad is not None and not has_state(optimizer.state, param) for param in params)
 
 
 def with_scaling(
@@ -68,45 +62,11 @@ def with_scaling(
     return [(options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed]
 
 
-def outside_inference_mode(step: _Step) -> _Step:
-    """Decorate ``step`` to leave inference mode, in which it would initialize states that other steps cannot use."""
-
-    @functools.wraps(step)
-    def outside(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-            return step(*args, **kwargs)
-        with torch.inference_mode(False):
-            return step(*args, **kwargs)
-
-    return outside  # type: ignore[return-value]
-
-
-def forgets_failed_scaling(step: _Step) -> _Step:
-    """Decorate ``step`` to delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
-
-    The scaler deletes them after a step that returns. When its ``step()`` is repeated, it multiplies the scale by the
-    one it finds.
-    """
-
-    @functools.wraps(step)
-    def forgetting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return step(self, *args, **kwargs)
-        try:
-            return step(self, *args, **kwargs)
-        except BaseException:
-            if self.__dict__.pop("found_inf", None) is not None:
-                self.__dict__.pop("grad_scale", None)
-            raise
-
-    return forgetting  # type: ignore[return-value]
-
-
 def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, counts: Sequence[int] = ()) -> None:
     """Update the parameters of a list.
 
     ``tensors.rounded`` are the parameters, with gradients of their dtype; ``tensors.params`` are their float32 master
-    weights, or the same parameters. ``counts`` are their step counts, if known on the host.
+    weights, or the same parameters. ``counts`` are their step counts, if the host knows them.
     """
     if not torch.compiler.is_compiling():
         mark_modified(tensors.rounded)
@@ -116,26 +76,16 @@ def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, co
     if schedule.is_constant:
         _update(tensors, options)
         return
-    by_decay, by_device = defaultdict(list), defaultdict(list)
-    is_compiling = torch.compiler.is_compiling()
-    decays_of_counts = {count: schedule.decay_at(count + 1) for count in set(counts)}
-    if len(decays_of_counts) == 1:
-        _update(tensors, options._replace(ema_decay=decays_of_counts[counts[0]]))
-        return
-    steps = [step[0] if step.dim() else step for step in tensors.steps]
-    for i, step in enumerate(steps):
-        if counts:
-            by_decay[decays_of_counts[counts[i]]].append(i)
-        elif step.is_cpu and not is_compiling:
-            by_decay[schedule.decay_at(int(step) + 1)].append(i)
-        else:
-            by_device[step.device].append(i)
+    by_decay = defaultdict(set)
+    for count in set(counts):
+        by_decay[schedule.decay_at(count + 1)].add(count)
     for known_decay, members in by_decay.items():
-        lists = TensorLists(*([listed[i] for i in members] for listed in tensors))
+        lists = tensors if len(by_decay) == 1 else tensors.select([count in members for count in counts])
         _update(lists, options._replace(ema_decay=known_decay))
-    for members in by_device.values():
-        decays = schedule.decays_at(torch.stack([steps[i] for i in members]) + 1)
-        for i, decay in zip(members, decays.unbind(), strict=True):
+    if tensors.params and not counts:  # each parameter gets the decay of its own count, computed on a device
+        steps = [step.flatten()[0] for step in tensors.steps]
+        decays = schedule.decays_at(torch.stack([step.to(steps[0].device) for step in steps]) + 1)
+        for i, decay in enumerate(decays.unbind()):
             _update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
 
 
@@ -175,15 +125,15 @@ def _upcast(tensors: TensorLists) -> list[Tensor]:
 
 def step_cached(cached: CachedState, tensors: TensorLists, options: Options, schedule: EmaSchedule) -> None:
     """Update parameters of a group that are not flattened."""
-    counts = cached.counts
-    # On a CPU the counts are read without a synchronization. Those of several devices are not read.
-    devices = set() if schedule.is_constant or not counts.are_exact else {step.device for step in cached.lists[3]}
-    if len(devices) != 1 or tensors.steps[0].is_cpu:
+    counts, steps = cached.counts, cached.lists[3]
+    if schedule.is_constant or not counts.are_exact:
         step_lists(tensors, options, schedule)
     else:
         counts.read()
-        places = {id(step): i for i, step in enumerate(cached.lists[3])}
-        stepped = [places[id(step)] for step in tensors.steps]
+        stepped: Sequence[int] = range(len(steps))
+        if len(tensors.steps) < len(steps):
+            places = {id(step): i for i, step in enumerate(steps)}
+            stepped = [places[id(step)] for step in tensors.steps]
         values = [counts.values[i] for i in stepped] if counts.are_exact else []
         counts.forget()
         step_lists(tensors, options, schedule, values)

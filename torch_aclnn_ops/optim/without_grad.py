@@ -1,6 +1,5 @@
 """EMA weights of parameters without a gradient, which continue to be updated in each step."""
 
-from collections import defaultdict
 from typing import NamedTuple
 
 from torch_aclnn_ops._torch_compat.optimizer import foreach_lerp_
@@ -38,12 +37,9 @@ def update_ema_params(params: ParamsWithoutGrad, steps: list[Tensor], options: O
         for old, new in zip(ema_params, weights, strict=True):
             old.lerp_(new, weight.to(old.device, old.dtype))
     elif weight != 0:
-        by_device: defaultdict[object, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for old, new in zip(ema_params, weights, strict=True):
-            for listed, tensor in zip(by_device[old.device, new.device], (old, new), strict=True):
-                listed.append(tensor)
-        for lists in by_device.values():
-            foreach_lerp_(*lists, weight)
+        for device in {old.device for old in ema_params}:
+            pairs = [(old, new) for old, new in zip(ema_params, weights, strict=True) if old.device == device]
+            foreach_lerp_(*map(list, zip(*pairs, strict=True)), weight)
 
 
 def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> float | Tensor:
@@ -51,9 +47,4 @@ def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> 
         return schedule.ema_decay
     if not torch.compiler.is_compiling() and all(step.is_cpu for step in steps):
         return schedule.decay_at(max(int(step.max()) for step in steps))
-    by_device = defaultdict(list)
-    for step in steps:
-        by_device[step.device].append(step.max())
-    # If an optimizer has parameters on several devices, one number of each is copied, which only a CPU waits for.
-    largest = [torch.stack(counts).max().to(device) for counts in by_device.values()]
-    return schedule.decays_at(torch.stack(largest).max())
+    return schedule.decays_at(torch.stack([step.max().to(device) for step in steps]).max())
