@@ -175,6 +175,8 @@ LOSSES = {
     "not reduced": lambda logits: _of(logits.flatten(0, 1), TARGET[0], reduction="none"),
     "reduced as in old times": lambda logits: _of(logits.flatten(0, 1), TARGET[0], size_average=False),
     "a softcap": lambda logits: _loss(torch.tanh(logits / 0.7) * 0.7),
+    "a bound that is no softcap": lambda logits: _loss(torch.tanh(logits * 0.3).float() * 5 / 2),
+    "the bound of a sum": lambda logits: _loss(torch.tanh((logits * 2 + logits / 3) / 4) * 6),
     "a vector": lambda logits: _loss(logits + torch.linspace(-1, 1, 50)[None]),
     "factors and a vector": lambda logits: _loss((logits * 2 + torch.linspace(-1, 1, 50)) / 3),
     "a sum of both": lambda logits: _loss(logits + logits * 0.5 + torch.linspace(-1, 1, 50)),

@@ -40,12 +40,6 @@ def _shifted():
     return _others(shift_labels=nn.functional.pad(batch()["labels"], (0, 1), value=-100)[:, 1:].contiguous())
 
 
-def test_the_kernels_own_choice_of_rows_holds_few_logits_of_a_large_vocabulary():
-    model = patch_model(make(vocab_size=2**18))
-    step = Step(model)
-    assert step.largest < 2**18 * BATCH * TOKENS and step.loss.isfinite()
-
-
 CALLS = {
     "num_items_in_batch, a tensor": _others(num_items_in_batch=torch.tensor(17)),
     "num_items_in_batch, a number": _others(num_items_in_batch=17),
@@ -170,36 +164,6 @@ def test_generated_tokens_are_what_they_were():
     assert torch.equal(patch_model(model).generate(tokens, max_new_tokens=5, do_sample=False), expected)
 
 
-USES = {
-    "an operator": lambda logits: 2 - logits,
-    "a factor that is a tensor": lambda logits: logits * torch.tensor(2.0),
-    "a negative factor": lambda logits: logits * -1,
-    "a softcap of a softcap": lambda logits: torch.tanh(torch.tanh(logits)),
-    "a sum with a tensor": lambda logits: torch.ones(CLASSES) + logits,
-    "a comparison": lambda logits: logits > 0,
-    "an index": lambda logits: logits[:, -1],
-    "a function": lambda logits: torch.nn.functional.log_softmax(logits, dim=-1),
-    "a method": lambda logits: logits.argmax(-1),
-    "a loop": lambda logits: torch.stack([row.sum() for row in logits]),
-    "another device": lambda logits: logits.to("cpu"),
-    "an attribute": lambda logits: torch.tensor(logits.ndim),
-    "whole numbers": lambda logits: logits.to(torch.int64),
-    "a copy": lambda logits: copy.deepcopy(logits.detach()),
-    "a factor, and an operator": lambda logits: (logits.float() / 3 * 0.5).exp(),
-    "a factor of a bound": lambda logits: torch.tanh(logits * 0.25) / 4 + 1,
-}
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_whoever_touches_lazy_logits_has_the_real_ones(use):
-    model = make()
-    expected = use(model(**batch()).logits)
-    lazy = patch_model(model)(**batch()).logits
-    assert isinstance(lazy, LazyLogits)
-    found = use(lazy)
-    assert torch.equal(found, expected)
-
-
 def test_shape_dtype_and_device_are_known_without_the_logits():
     logits = patch_model(make())(**batch()).logits
     assert (logits.shape, logits.dtype, logits.device) == ((BATCH, TOKENS, CLASSES), torch.float32, torch.device("cpu"))
@@ -248,61 +212,6 @@ def test_logits_that_were_read_under_no_grad_have_their_gradients_all_the_same()
     with torch.no_grad():
         logits.argmax(-1)
     assert logits.square().mean().requires_grad
-
-
-class Shaped(transformers.LlamaForCausalLM):
-    """A model that makes other logits of those of its head."""
-
-    shape = None
-
-    def forward(self, input_ids, labels):
-        logits = self.shape(self.lm_head(self.model(input_ids).last_hidden_state))
-        loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES)
-        return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
-
-
-SHAPES = {
-    "factors": lambda logits: 0.7 * logits / 3 * 2,
-    "a softcap": lambda logits: torch.tanh(logits / 0.7) * 0.7,
-    "a bound that is no softcap": lambda logits: torch.tanh(logits) * 3,
-    "factors inside and outside of a bound": lambda logits: torch.tanh(logits * 0.3).float() * 5 / 2,
-    "a sum": lambda logits: logits + logits / 2,
-    "the bound of a sum": lambda logits: torch.tanh((logits * 2 + logits / 3) / 4) * 6,
-    "a cast": lambda logits: logits.to(torch.float64) * 0.5,
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_what_a_model_makes_of_its_logits_is_in_the_loss(shape):
-    model = Shaped(make().config).train()
-    model.shape = shape
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    expected = Step(model)
-    step = Step(patch_model(model, chunk_size=CHUNK))
-    assert step.largest < LOGITS
-    assert_close(step, expected)
-
-
-class Masked(transformers.LlamaForCausalLM):
-    """A model that writes to its logits, before or after it has made others of them."""
-
-    def forward(self, input_ids, labels, written="logits"):
-        logits = self.lm_head(self.model(input_ids).last_hidden_state)
-        if written == "logits before":
-            logits[..., 50:80] = 3.0
-        doubled = logits * 2
-        {"doubled": doubled}.get(written, logits)[..., :100] = -30.0
-        loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES)
-        other = self.loss_function(logits=doubled, labels=labels, vocab_size=CLASSES)
-        return transformers.modeling_outputs.CausalLMOutput(loss=loss + 10 * other, logits=logits)
-
-
-@pytest.mark.parametrize("written", ["logits", "logits before", "doubled"])
-def test_what_a_model_writes_to_its_logits_is_in_the_loss(written):
-    model = Masked(make().config).train()
-    expected = Step(model, **batch(), written=written)
-    assert_close(Step(patch_model(model), **batch(), written=written), expected)
 
 
 class SGDThroughData(torch.optim.SGD):
@@ -387,13 +296,6 @@ def test_class_weights_of_the_dtype_of_cast_logits_are_those_of_the_model_as_it_
         losses.append(model.train()(**batch()).loss)
     assert losses[1].dtype == losses[0].dtype == cast
     torch.testing.assert_close(*losses, rtol=2e-2 if torch.bfloat16 in (dtype, cast) else 1e-5, atol=0)
-
-
-def test_a_transform_of_torch_func_is_not_warned_of(recwarn):
-    model = patch_model(make()).train()
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    torch.func.grad(lambda weights: torch.func.functional_call(model, weights, (), batch()).loss)(weights)
-    assert not [one for one in recwarn if "patch_model" in str(one.message)]
 
 
 def test_a_head_in_evaluation_mode_is_told_of():
