@@ -17,7 +17,7 @@ at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 Tensor meta_tensor(const aclTensor* tensor) {
     if (tensor == nullptr) return {};
     const auto& layout = tensor->layout;
-    return at::empty(sizes(layout.shape), at::TensorOptions(*scalar_type(layout.dtype)).device(at::kMeta));
+    return at::empty(sizes(layout.shape), at::TensorOptions(*scalar_type_or_block(layout.dtype)).device(at::kMeta));
 }
 
 namespace {
@@ -29,7 +29,7 @@ Tensor rows_of_tiles(const HostTensor& tensor) {
     TORCH_CHECK(layout.offset == 0 && rank >= 2 && layout.storage_shape.rank() == layout.shape.rank() + 2,
                 "a tensor of shape ", sizes(layout.shape), " in FRACTAL_NZ is stored as ", sizes(layout.storage_shape));
     const auto tiles =
-        at::from_blob(tensor.data, sizes(layout.storage_shape), at::TensorOptions(*scalar_type(layout.dtype)));
+        at::from_blob(tensor.data, sizes(layout.storage_shape), at::TensorOptions(*scalar_type_or_block(layout.dtype)));
     const auto rows = tiles.movedim(rank - 2, rank).flatten(rank, rank + 1).flatten(rank - 2, rank - 1);
     const auto shape = sizes(layout.shape);
     const bool is_transposed = layout.strides[layout.shape.rank() - 2] == 1 && shape[rank - 1] > 1;
@@ -43,7 +43,7 @@ Tensor in_memory(const HostTensor& tensor) {
     if (!tensor) return {};
     if (tensor->format == ACL_FORMAT_FRACTAL_NZ && !tensor->empty()) return rows_of_tiles(tensor);
     return at::from_blob(tensor.data, sizes(tensor->shape), sizes(tensor->strides),
-                         at::TensorOptions(*scalar_type(tensor->dtype)));
+                         at::TensorOptions(*scalar_type_or_block(tensor->dtype)));
 }
 
 std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }

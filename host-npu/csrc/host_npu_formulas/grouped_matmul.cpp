@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/mx_quantization.h"
 #include "host_npu_formulas/quantization.h"
 #include "opapi/chip.h"
 
@@ -328,14 +329,14 @@ constexpr std::int64_t kSplitRows = 0;
 constexpr std::int64_t kSplitSums = 2;
 
 const TensorRules kGrouped{
-    {"x", kFloats | Dtypes{ACL_INT8}},
-    {"weight", kFloats | Dtypes{ACL_INT8}},
+    {"x", kFloats | Dtypes{ACL_INT8} | on_950(kBlockNumbers)},
+    {"weight", kFloats | Dtypes{ACL_INT8} | on_950(kBlockNumbers)},
     {"biasOptional", kFloats | Dtypes{ACL_INT32}},
-    {"scaleOptional", {ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64}},
+    {"scaleOptional", Dtypes{ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64} | on_950(kBlockScales)},
     {"offsetOptional", kFloat},
     {"antiquantScaleOptional", kHalves},
     {"antiquantOffsetOptional", kHalves},
-    {"perTokenScaleOptional", kFloat},
+    {"perTokenScaleOptional", kFloat | on_950(kBlockScales)},
     {"groupListOptional", {ACL_INT64}, "E | E 2"},
     {"activationInputOptional"},
     {"activationQuantScaleOptional"},
@@ -423,7 +424,35 @@ void require_grouped(const Grouped& call) {
                 "products of int8 matrices have groups of rows (group_type 0) only, not group_type ", call.group_type);
 }
 
+bool has_blocks(const Grouped& call) {
+    return !call.scale.empty() && call.scale[0].scalar_type() == at::kFloat8_e8m0fnu;
+}
+
+// Groups of rows times a matrix each, all in blocks of 32 with a scale each.
+void grouped_blocks(const Grouped& call) {
+    require_mx();
+    const auto is_one = [](const auto& list) { return list.size() == 1; };
+    TORCH_CHECK(
+        is_one(call.x) && is_one(call.weight) && is_one(call.scale) && is_one(call.token_scale) && is_one(call.outs) &&
+            call.list && call.group_type == kSplitRows && call.weight[0].dim() == 3,
+        "the host NPU multiplies blocks as one x of rows in groups (group_type 0), one weight of shape [E, K, N]"
+        " and one output, with a scale, a per_token_scale and a group_list");
+    TORCH_CHECK(call.x[0].is_floating_point() && call.x[0].itemsize() == 1 && call.weight[0].itemsize() == 1,
+                "x and weight have dtypes ", name_of(call.x[0].scalar_type()), " and ",
+                name_of(call.weight[0].scalar_type()), " instead of float8_e4m3fn or float8_e5m2");
+    TORCH_CHECK(call.bias.empty() && call.activation == 0 && call.outs[0].dtype() != at::kChar,
+                "the host NPU multiplies groups of blocks without a bias and an activation, to floats");
+    const auto x = from_blocks(call.x[0], call.token_scale[0], 1);
+    const AnyTensorList weight{AnyTensor(from_blocks(call.weight[0], call.scale[0], 1))};
+    const Options options{{}, {}, {}, {}, {}, 0, weight[0].size(0)};
+    split_rows(x, weight, *call.list, call.list_type, options, call.outs[0]);
+}
+
 void grouped(const Grouped& call) {
+    if (has_blocks(call)) {
+        grouped_blocks(call);
+        return;
+    }
     require_grouped(call);
     const auto& [x, weight, outs, list] = std::tie(call.x, call.weight, call.outs, call.list);
     const auto type = call.group_type;

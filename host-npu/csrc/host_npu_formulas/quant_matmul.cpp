@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "host_npu_formulas/mx_quantization.h"
 #include "host_npu_formulas/quantization.h"
 #include "opapi/chip.h"
 
@@ -61,15 +62,44 @@ void require_combination(bool has_token_scale, at::ScalarType scale, const Optio
                 name_of(scale), bias ? ", bias " + name_of(bias->scalar_type()) : "", ", out ", name_of(out));
 }
 
+// Groups of 1 row, 1 column and 32 numbers of a sum, as the call has them.
+constexpr std::int64_t kMxGroups = (std::int64_t{1} << 32) + (1 << 16) + kMxBlock;
+
+// The product of matrices in blocks of 32, each of which has a scale.
+void product_of_blocks(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor& x1_scale, const AnyTensor& scale,
+                       const OptionalAnyTensor& bias, bool transpose1, bool transpose2, const Out& out) {
+    require_mx();
+    TORCH_CHECK(!transpose1 && !transpose2, "the host NPU transposes matrices in blocks as views only");
+    TORCH_CHECK(x1.dim() == 2 && x2.dim() == 2 && x1.size(1) == x2.size(0), "matrices in blocks have shapes ",
+                x1.sizes(), " and ", x2.sizes(), " instead of [M, K] and [K, N]");
+    TORCH_CHECK(x1_scale && scale.scalar_type() == at::kFloat8_e8m0fnu,
+                "matrices in blocks need x1Scale and x2Scale of dtype float8_e8m0fnu");
+    TORCH_CHECK(!bias || bias->scalar_type() == at::kFloat, "bias has dtype ", bias ? name_of(bias->scalar_type()) : "",
+                " instead of float32");
+    TORCH_CHECK(out.dtype() != at::kChar && out.dtype() != at::kInt, "out has dtype ", name_of(out.dtype()),
+                " instead of float16, bfloat16 or float32");
+    const auto left = from_blocks(x1, *x1_scale, 1), right = from_blocks(x2, scale, 0);
+    const auto y = at::matmul(left.to(at::kDouble), right.to(at::kDouble));
+    if (bias)
+        require_shapes({{"bias", bias->sizes(), std::to_string(x2.size(1)) + " | 1 " + std::to_string(x2.size(1))}});
+    out = bias ? y + *bias : y;
+}
+
 // The sums are exact: integers of less than 53 bits.
-void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const OptionalTensor& token_scale,
-                  const AnyTensor& scale, const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset,
-                  const OptionalTensor& x2_offset, const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias,
-                  bool transpose1, bool transpose2, std::int64_t group_size, const Out& out) {
+void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor& token_scale, const AnyTensor& scale,
+                  const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset, const OptionalTensor& x2_offset,
+                  const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias, bool transpose1, bool transpose2,
+                  std::int64_t group_size, const Out& out) {
+    if (group_size == kMxGroups && x1.is_floating_point() && x2.is_floating_point()) {
+        product_of_blocks(x1, x2, token_scale, scale, bias, transpose1, transpose2, out);
+        return;
+    }
     TORCH_CHECK(x1.scalar_type() != at::kInt && x2.scalar_type() != at::kInt,
                 "the host NPU does not multiply matrices of int4, eight in each int32");
     TORCH_CHECK(x1.scalar_type() == at::kChar && x2.scalar_type() == at::kChar,
                 "the host NPU multiplies int8 matrices only, not ", x1.scalar_type(), " and ", x2.scalar_type());
+    TORCH_CHECK(scale.scalar_type() != at::kFloat8_e8m0fnu, "x2Scale has dtype float8_e8m0fnu, with which x1 and x2",
+                " must be matrices of 8-bit floats");
     TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
     const bool has_offset = x2_offset && x2_offset->numel() > 0;
     TORCH_CHECK(!has_offset || out.dtype() == at::kChar, "x2Offset is that of an int8 result, but out has dtype ",
@@ -98,16 +128,16 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
     out = out.dtype() == at::kChar ? saturated(y, at::kChar) : y;
 }
 const TensorRules kQuantizedProduct{
-    {"x1", {ACL_INT8, ACL_INT32}, "* * ..."},
-    {"x2", {ACL_INT8, ACL_INT32}, "* * ..."},
-    {"x1Scale", kFloat, "*"},
-    {"x2Scale", {ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64}, "*"},
+    {"x1", Dtypes{ACL_INT8, ACL_INT32} | on_950(kBlockNumbers), "* * ..."},
+    {"x2", Dtypes{ACL_INT8, ACL_INT32} | on_950(kBlockNumbers), "* * ..."},
+    {"x1Scale", kFloat | on_950(kBlockScales), "* | * * 2"},
+    {"x2Scale", Dtypes{ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64} | on_950(kBlockScales), "* | * * 2"},
     {"yScale"},
     {"x1Offset"},
     {"x2Offset", {ACL_FLOAT, ACL_FLOAT16}},
     {"yOffset"},
     {"bias", kFloats | Dtypes{ACL_INT32}},
-    {"out", kHalves | Dtypes{ACL_INT8, ACL_INT32}},
+    {"out", kHalves | Dtypes{ACL_INT8, ACL_INT32} | on_950(kFloat)},
 };
 const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product{kQuantizedProduct};
 const Formula<"aclnnQuantMatmulWeightNz", quant_matmul> quantized_product_of_tiles{kQuantizedProduct};

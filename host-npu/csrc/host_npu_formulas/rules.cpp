@@ -17,8 +17,9 @@ namespace host_npu {
 namespace ruled {
 namespace {
 
-constexpr std::array kNamed{ACL_FLOAT, ACL_FLOAT16, ACL_BF16,  ACL_DOUBLE, ACL_INT8,   ACL_UINT8,
-                            ACL_INT16, ACL_INT32,   ACL_INT64, ACL_UINT32, ACL_UINT64, ACL_BOOL};
+constexpr std::array kNamed{ACL_FLOAT,  ACL_FLOAT16, ACL_BF16,          ACL_DOUBLE,      ACL_INT8,
+                            ACL_UINT8,  ACL_INT16,   ACL_INT32,         ACL_INT64,       ACL_UINT32,
+                            ACL_UINT64, ACL_BOOL,    ACL_FLOAT8_E4M3FN, ACL_FLOAT8_E5M2, ACL_FLOAT8_E8M0};
 
 // "a", "a or b", "a, b or c"
 std::string either(const std::vector<std::string>& texts) {
@@ -88,6 +89,7 @@ class Allowed {
   public:
     Allowed(const Call& call, const Dtypes& dtypes)
         : set_(has_bfloat16() ? dtypes.these | dtypes.newer : dtypes.these), argument_(dtypes.of) {
+        if (soc() == Soc::Ascend950) set_ = set_ | dtypes.of_950;
         const auto* as = argument_ == nullptr ? nullptr : call.find(argument_);
         if (as != nullptr) like_ = as->layout.dtype;
     }
@@ -120,12 +122,15 @@ void require_dtypes(const Call& call) {
         const auto dtype = tensor->layout.dtype;
         const auto taken = call.argument(number).taken;
         const auto name = call.name(number, member);
+        bool is_named = false;
         if (call.has_rules()) {
             const Allowed allowed(call, call.rule(number).dtypes);
-            require(allowed.all() || allowed.contains(dtype), kParamInvalid, name, " has dtype ", dtype_name(dtype),
-                    " instead of ", allowed.text());
+            is_named = allowed.contains(dtype);
+            require(allowed.all() || is_named, kParamInvalid, name, " has dtype ", dtype_name(dtype), " instead of ",
+                    allowed.text());
         }
-        require(is_taken(dtype, taken), kParamInvalid, name, " has dtype ", dtype_name(dtype),
+        require(is_taken(dtype, taken) || (is_named && scalar_type_or_block(dtype)), kParamInvalid, name, " has dtype ",
+                dtype_name(dtype),
                 taken == Taken::kFloats ? " instead of float32, float16 or bfloat16"
                                         : ", which the host NPU does not take here");
     });

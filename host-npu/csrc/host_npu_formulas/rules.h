@@ -9,8 +9,8 @@
 //
 // There is a rule for each tensor and list of tensors, in the order of the arguments. What a document leaves open stays
 // out. A dtype may be that of another argument, `as("x")`, and others besides, `as("x") | kFloat`. Chips without
-// arithmetic in bfloat16 (910 and 310P) take no bfloat16, and nothing that is `newer(...)`. Where a document has a
-// table of dtypes that go together, `Together` has it.
+// arithmetic in bfloat16 (910 and 310P) take no bfloat16, and nothing that is `newer(...)`; only the Ascend950 takes
+// what is `on_950(...)`. Where a document has a table of dtypes that go together, `Together` has it.
 //
 // Shapes are written as dimensions, with `|` between alternatives:
 //
@@ -38,8 +38,8 @@ namespace host_npu {
 // The dtypes that an argument may have; all if nothing is said.
 struct Dtypes {
     DtypeSet these{};
-    // Those that only chips with arithmetic in bfloat16 take.
-    DtypeSet newer{};
+    // Those that only chips with arithmetic in bfloat16 take, and only the Ascend950.
+    DtypeSet newer{}, of_950{};
     // An argument whose dtype it may have.
     const char* of = nullptr;
 
@@ -50,6 +50,7 @@ struct Dtypes {
         auto both = *this;
         both.these = these | other.these;
         both.newer = newer | other.newer;
+        both.of_950 = of_950 | other.of_950;
         if (both.of == nullptr) both.of = other.of;
         return both;
     }
@@ -63,6 +64,12 @@ constexpr Dtypes as(const char* argument) {
 constexpr Dtypes newer(const Dtypes& these) {
     Dtypes dtypes;
     dtypes.newer = these.these;
+    return dtypes;
+}
+
+constexpr Dtypes on_950(const Dtypes& these) {
+    Dtypes dtypes;
+    dtypes.of_950 = these.these;
     return dtypes;
 }
 

@@ -33,4 +33,18 @@ inline std::optional<at::ScalarType> scalar_type(aclDataType dtype) {
     }
 }
 
+// Those of blocks too, which a formula takes where its rules name them.
+inline std::optional<at::ScalarType> scalar_type_or_block(aclDataType dtype) {
+    switch (dtype) {
+        case ACL_FLOAT8_E5M2:
+            return at::kFloat8_e5m2;
+        case ACL_FLOAT8_E4M3FN:
+            return at::kFloat8_e4m3fn;
+        case ACL_FLOAT8_E8M0:
+            return at::kFloat8_e8m0fnu;
+        default:
+            return scalar_type(dtype);
+    }
+}
+
 }  // namespace host_npu

@@ -1,0 +1,156 @@
+// Scales are bytes, the biased exponents of powers of two: 0 is that of 0 too, 255 that of inf and nan.
+#include "host_npu_formulas/mx_quantization.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/where.h>
+
+#include <limits>
+#include <string>
+
+#include "ascendcl/device.h"
+#include "nnopbase/status.h"
+
+namespace host_npu {
+
+void require_mx() { require(soc() == Soc::Ascend950, kRuntimeError, "only the Ascend950 has numbers in MX formats"); }
+
+Tensor from_blocks(const Tensor& x, const Tensor& scale, std::int64_t axis) {
+    const auto dim = c10::maybe_wrap_dim(axis, x.dim());
+    auto shape = x.sizes().vec();
+    shape[dim] = (shape[dim] + 2 * kMxBlock - 1) / (2 * kMxBlock);
+    shape.push_back(2);
+    TORCH_CHECK(scale.sizes() == at::IntArrayRef(shape), "a scale has shape ", scale.sizes(), " instead of ",
+                at::IntArrayRef(shape), ", two for each 64 numbers along dimension ", dim, " of ", x.sizes());
+    const auto of_numbers = scale.movedim(dim, -2).flatten(-2).repeat_interleave(kMxBlock, -1);
+    return widened(x) * widened(of_numbers.slice(-1, 0, x.size(dim)).movedim(-1, dim));
+}
+
+namespace {
+
+// What a block is quantized to.
+struct Element {
+    std::int64_t largest_exponent;
+    double largest;
+};
+
+Element element_of(at::ScalarType dtype) { return dtype == at::kFloat8_e4m3fn ? Element{8, 448} : Element{15, 57344}; }
+
+struct Rounding {
+    // 0: the exponent of the largest number becomes that of the largest number of the dtype, which saturates. 1:
+    // rounded up, so that nothing saturates.
+    std::int64_t algorithm;
+    // That of the largest number, with the algorithm 1.
+    double least;
+};
+
+constexpr std::int64_t kMantissaBits = 23;
+
+Tensor bits_of(const Tensor& floats) { return floats.contiguous().view(at::kInt); }
+
+Tensor exponents_rounded_up(const Tensor& scales) {
+    constexpr std::int64_t half = std::int64_t{1} << (kMantissaBits - 1);
+    const auto bits = bits_of(scales);
+    const auto exponent = bits.bitwise_right_shift(kMantissaBits), mantissa = bits.bitwise_and(2 * half - 1);
+    const auto is_normal = exponent.gt(0).logical_and(exponent.lt(254)).logical_and(mantissa.gt(0));
+    return exponent + is_normal.logical_or(exponent.eq(0).logical_and(mantissa.gt(half)));
+}
+
+// The scales of blocks with these largest absolute values, and what their numbers are multiplied by.
+std::pair<Tensor, Tensor> scales_of(const Tensor& largest, const Element& element, const Rounding& rounding) {
+    const auto exponent = bits_of(largest).bitwise_right_shift(kMantissaBits);
+    Tensor scale, is_zero;
+    if (rounding.algorithm == 0) {
+        scale = (exponent - element.largest_exponent).clamp_min(0);
+        is_zero = scale.eq(0);
+    } else {
+        const auto inverse = static_cast<double>(1.0F / static_cast<float>(element.largest));
+        is_zero = largest.eq(0);
+        scale = exponents_rounded_up(largest.clamp_min(rounding.least) * inverse).masked_fill(is_zero, 0);
+    }
+    const auto is_infinite = exponent.eq(255);
+    const auto factor = (254 - scale).to(at::kInt).bitwise_left_shift(kMantissaBits).view(at::kFloat);
+    return {scale.masked_fill(is_infinite, 255).to(at::kByte),
+            factor.masked_fill(is_zero, 0).masked_fill(is_infinite, std::numeric_limits<float>::quiet_NaN())};
+}
+
+void quantize_blocks(const Tensor& x, std::int64_t axis, std::int64_t size, const Rounding& rounding, const Out& y,
+                     const Out& scale_out) {
+    const auto element = element_of(y.dtype());
+    const auto dim = c10::maybe_wrap_dim(axis, x.dim());
+    const auto length = x.size(dim), count = (length + size - 1) / size;
+    const auto padded = at::constant_pad_nd(x.movedim(dim, -1), {0, count * size - length});
+    const auto blocks = padded.unflatten(-1, {count, size});
+    const auto [scale, factor] = scales_of(blocks.abs().amax(-1), element, rounding);
+    const auto numbers = (blocks * factor.unsqueeze(-1)).clamp(-element.largest, element.largest);
+    y = numbers.flatten(-2).slice(-1, 0, length).movedim(-1, dim);
+    const auto pairs = at::constant_pad_nd(scale, {0, count % 2}).unflatten(-1, {-1, 2});
+    scale_out = pairs.movedim(-2, dim).contiguous().view(at::kFloat8_e8m0fnu);
+}
+
+void require_options(const Tensor& x, const std::string& mode, std::int64_t type, const Rounding& rounding,
+                     double largest) {
+    require_mx();
+    TORCH_CHECK(type == ACL_FLOAT8_E4M3FN || type == ACL_FLOAT8_E5M2,
+                "the host NPU quantizes blocks to float8_e4m3fn and float8_e5m2 only, not to aclDataType ", type);
+    TORCH_CHECK(mode == "rint" || mode.empty(), "roundMode is ", mode, " instead of rint");
+    TORCH_CHECK(rounding.algorithm == 0 || rounding.algorithm == 1, "scaleAlg is ", rounding.algorithm,
+                " instead of 0 or 1");
+    TORCH_CHECK(largest == 0, "dstTypeMax is ", largest, " instead of 0, as numbers of 8 bits need");
+    TORCH_CHECK(rounding.least >= 0 && (rounding.least == 0 || rounding.algorithm == 1), "maxLowBound is ",
+                rounding.least, " with scaleAlg ", rounding.algorithm,
+                "; it must not be negative, and be 0 unless that is 1");
+    TORCH_CHECK(x.dim() >= 1 && x.dim() <= 7, "x has ", x.dim(), " dimensions instead of 1 to 7");
+}
+
+void dynamic_mx_quant_v3(const Tensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
+                         std::int64_t size, std::int64_t algorithm, double largest, double least, const Out& y,
+                         const Out& scale) {
+    const Rounding rounding{algorithm, least};
+    require_options(x, mode, type, rounding, largest);
+    TORCH_CHECK(size > 0 && size <= 1024 && size % kMxBlock == 0, "blocksize is ", size,
+                " instead of a multiple of 32 up to 1024");
+    quantize_blocks(x, axis, size, rounding, y, scale);
+}
+void dynamic_mx_quant_v2(const Tensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
+                         std::int64_t size, std::int64_t algorithm, double largest, const Out& y, const Out& scale) {
+    dynamic_mx_quant_v3(x, axis, mode, type, size, algorithm, largest, 0, y, scale);
+}
+void dynamic_mx_quant(const Tensor& x, std::int64_t axis, const std::string& mode, std::int64_t type, std::int64_t size,
+                      std::int64_t algorithm, const Out& y, const Out& scale) {
+    dynamic_mx_quant_v3(x, axis, mode, type, size, algorithm, 0, 0, y, scale);
+}
+const TensorRules kByBlock{{"x", kFloats, "...x"}, {"yOut", kBlockNumbers, "...x"}, {"mxscaleOut", kBlockScales}};
+const Formula<"aclnnDynamicMxQuant", dynamic_mx_quant> by_block{kByBlock};
+const Formula<"aclnnDynamicMxQuantV2", dynamic_mx_quant_v2> by_block_v2{kByBlock};
+const Formula<"aclnnDynamicMxQuantV3", dynamic_mx_quant_v3> by_block_v3{kByBlock};
+
+// For the products with a matrix and with its transpose.
+void of_two_axes_v2(const Tensor& x, const std::string& mode, std::int64_t type, std::int64_t algorithm, double largest,
+                    const Out& y1, const Out& scale1, const Out& y2, const Out& scale2) {
+    const Rounding rounding{algorithm, 0};
+    require_options(x, mode, type, rounding, largest);
+    quantize_blocks(x, -1, kMxBlock, rounding, y1, scale1);
+    quantize_blocks(x, -2, kMxBlock, rounding, y2, scale2);
+}
+void of_two_axes(const Tensor& x, const std::string& mode, std::int64_t type, std::int64_t algorithm, const Out& y1,
+                 const Out& scale1, const Out& y2, const Out& scale2) {
+    of_two_axes_v2(x, mode, type, algorithm, 0, y1, scale1, y2, scale2);
+}
+const TensorRules kTwoAxes{
+    {"x", kHalves, "...x M N"},           {"y1Out", kBlockNumbers, "...x M N"}, {"mxscale1Out", kBlockScales},
+    {"y2Out", kBlockNumbers, "...x M N"}, {"mxscale2Out", kBlockScales},
+};
+const Formula<"aclnnDynamicMxQuantWithDualAxis", of_two_axes> by_blocks_of_two_axes{kTwoAxes};
+const Formula<"aclnnDynamicMxQuantWithDualAxisV2", of_two_axes_v2> by_blocks_of_two_axes_v2{kTwoAxes};
+
+void anti_mx_quant(const AnyTensor& x, const AnyTensor& scale, std::int64_t axis, std::int64_t, const Out& y) {
+    require_mx();
+    y = from_blocks(x, scale, axis);
+}
+const Formula<"aclnnAntiMxQuant", anti_mx_quant> floats_of_blocks{
+    {"x", kBlockNumbers, "...x"}, {"mxscale", kBlockScales}, {"y", kFloats, "...x"}};
+
+}  // namespace
+}  // namespace host_npu

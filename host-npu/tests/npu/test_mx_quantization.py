@@ -1,0 +1,188 @@
+"""Numbers of 8 bits in blocks that share a power of two, on a simulated Ascend950, against their formula in float64."""
+
+import math
+
+import pytest
+import torch
+import torch_npu
+from tests._process import error_of, on_npu
+
+# The largest number of a dtype, and its bits after the first one.
+_DTYPES = {torch.float8_e4m3fn: (448.0, 3), torch.float8_e5m2: (57344.0, 2)}
+_LEAST = {torch.float8_e4m3fn: 2.0**-9, torch.float8_e5m2: 2.0**-16}
+_AXES = {"last": (-1, (3, 70)), "first": (0, (70, 3)), "middle": (1, (2, 65, 3))}
+_QUANTIZED = [(dtype, algorithm, axis) for dtype in _DTYPES for algorithm in (0, 1) for axis in _AXES]
+_SPECIAL = {"zeros": 0.0, "inf": math.inf, "nan": math.nan, "tiny": 2.0**-130}
+_ROWS, _INNER, _COLUMNS = 5, 70, 4
+_GROUPS = [2, 0, 3]
+
+
+def _input(shape, seed=0):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return (x * torch.linspace(-20, 20, x.numel()).exp2().view(shape)).bfloat16()
+
+
+def _matrix(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def _product(x, weight, x_scale, scale, **options):
+    e8m0 = torch_npu.float8_e8m0fnu
+    return torch_npu.npu_quant_matmul(
+        x, weight, scale, scale_dtype=e8m0, pertoken_scale=x_scale, pertoken_scale_dtype=e8m0, **options
+    )
+
+
+def _grouped(x, weight, x_scale, scale, **options):
+    e8m0 = torch_npu.float8_e8m0fnu
+    dtypes = {"scale_dtype": e8m0, "per_token_scale_dtype": e8m0, "x_dtype": x.dtype, "weight_dtype": weight.dtype}
+    groups = {"group_list": torch.tensor(_GROUPS).npu(), "group_list_type": 1, "group_type": 0, "split_item": 2}
+    lists = {"scale": [scale], "per_token_scale": [x_scale]}
+    [y] = torch_npu.npu_grouped_matmul([x], [weight], **lists, **groups, **dtypes, **options)
+    return y
+
+
+def _floats(x, scale, axis):
+    return torch_npu.npu_anti_mx_quant(x, scale, axis=axis, dst_type=torch.float32, src_type=x.dtype).cpu()
+
+
+def _refusals(x, operands):
+    halves = {"output_dtype": torch.bfloat16}
+    calls = {
+        "float4": lambda: torch_npu.npu_dynamic_mx_quant(x),
+        "round": lambda: torch_npu.npu_dynamic_mx_quant(x, dst_type=torch.float8_e5m2, round_mode="floor"),
+        "algorithm": lambda: torch_npu.npu_dynamic_mx_quant(x, dst_type=torch.float8_e5m2, scale_alg=2),
+        "bound": lambda: torch_npu.npu_dynamic_mx_quant(x, dst_type=torch.float8_e5m2, max_low_bound=1.0),
+        "groups": lambda: _product(*operands, **halves),
+        "scales": lambda: _product(*operands[:2], operands[2][:3], operands[3], group_sizes=[1, 1, 32], **halves),
+        "other functions": lambda: torch_npu.npu_swiglu(operands[0]),
+    }
+    return {name: error_of(call) for name, call in calls.items()}
+
+
+def _compute():
+    """Return what a simulated Ascend950 computes, as tensors on the CPU."""
+    found = {}
+    for dtype, algorithm, name in _QUANTIZED:
+        axis, shape = _AXES[name]
+        y, scale = torch_npu.npu_dynamic_mx_quant(_input(shape).npu(), axis=axis, dst_type=dtype, scale_alg=algorithm)
+        found[dtype, algorithm, name] = scale.cpu(), _floats(y, scale, axis)
+    for name, value in _SPECIAL.items():
+        x = torch.full((1, 64), value)
+        x[0, 32:] = 1
+        y, scale = torch_npu.npu_dynamic_mx_quant(x.npu(), dst_type=torch.float8_e4m3fn)
+        found[name] = y.cpu().float(), scale.cpu().flatten().tolist()
+    _, scale = torch_npu.npu_dynamic_mx_quant(
+        torch.ones(1, 32).npu(), dst_type=torch.float8_e4m3fn, scale_alg=1, max_low_bound=896.0
+    )
+    found["bound"] = scale.cpu().flatten().tolist()
+    both = torch_npu.npu_dynamic_mx_quant_with_dual_axis(_matrix(3, 70).npu(), dst_type=torch.float8_e4m3fn)
+    single = [torch_npu.npu_dynamic_mx_quant(_matrix(3, 70).npu(), axis=axis, dst_type=24) for axis in (-1, -2)]
+    found["two axes"] = [one.cpu().view(torch.uint8) for one in both]
+    found["one axis"] = [one.cpu().view(torch.uint8) for pair in single for one in pair]
+
+    x, x_scale = torch_npu.npu_dynamic_mx_quant(_matrix(_ROWS, _INNER).npu(), dst_type=torch.float8_e4m3fn)
+    weights = _matrix(3, _COLUMNS, _INNER, seed=1).npu()
+    weight, scale = torch_npu.npu_dynamic_mx_quant(weights, dst_type=torch.float8_e5m2)
+    found["x"], found["weights"] = _floats(x, x_scale, -1), _floats(weight, scale, -1)
+    operands = x, weight[0].t(), x_scale, scale[0].transpose(0, 1)
+    bias, sizes = torch.arange(4.0).npu(), [1, 1, 32]
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        found["product", dtype] = _product(*operands, bias=bias, group_sizes=sizes, output_dtype=dtype).cpu()
+    grouped = x, weight.transpose(1, 2), x_scale, scale.transpose(1, 2)
+    found["grouped"] = _grouped(*grouped, output_dtype=torch.bfloat16).cpu()
+    found["errors"] = _refusals(_matrix(2, 32).npu(), operands)
+    return found
+
+
+@pytest.fixture(scope="module")
+def computed():
+    return on_npu(_compute, HOST_NPU_SOC="Ascend950")
+
+
+def _blocks(x, axis):
+    """Return blocks of 32 numbers along the last dimension but one, and the last one with zeros added."""
+    rows = x.double().movedim(axis, -1)
+    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 32)).unflatten(-1, (-1, 32))
+
+
+def _scales(x, axis, dtype, algorithm):
+    largest = _blocks(x, axis).abs().amax(-1)
+    limit, _ = _DTYPES[dtype]
+    if algorithm == 0:
+        return (largest.log2().floor() - math.floor(math.log2(limit))).exp2()
+    return (largest / limit).log2().ceil().exp2()
+
+
+@pytest.mark.parametrize(("dtype", "algorithm", "axis"), _QUANTIZED, ids=str)
+def test_a_block_has_the_power_of_two_of_its_largest_number(dtype, algorithm, axis, computed):
+    scale, _ = computed[dtype, algorithm, axis]
+    dim, shape = _AXES[axis]
+    expected = _scales(_input(shape), dim, dtype, algorithm)
+    pairs = torch.nn.functional.pad(expected.log2() + 127, (0, expected.shape[-1] % 2)).unflatten(-1, (-1, 2))
+    assert torch.equal(scale.double(), pairs.movedim(-2, dim % len(shape)))
+
+
+@pytest.mark.parametrize(("dtype", "algorithm", "axis"), _QUANTIZED, ids=str)
+def test_a_number_is_rounded_to_its_dtype_or_saturates(dtype, algorithm, axis, computed):
+    _, floats = computed[dtype, algorithm, axis]
+    dim, shape = _AXES[axis]
+    x, limit, bits = _input(shape), *_DTYPES[dtype]
+    scales = _scales(x, dim, dtype, algorithm).unsqueeze(-1)
+    exact = _blocks(x, dim).clamp(-limit * scales, limit * scales)
+    error = (_blocks(floats, dim) - exact).abs()
+    assert (error <= torch.maximum(exact.abs() * 2.0 ** -(bits + 1), _LEAST[dtype] / 2 * scales)).all()
+    saturates = (_blocks(x, dim).abs() > limit * scales).any()
+    assert not saturates if algorithm else saturates
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "scale"), [("zeros", 0, 0), ("tiny", 0, 0), ("inf", None, 255), ("nan", None, 255)]
+)
+def test_a_block_of_nothing_is_zeros_and_one_that_is_not_finite_is_nan(name, numbers, scale, computed):
+    y, scales = computed[name]
+    assert scales == [scale, 127 - 8]
+    assert y[0, :32].isnan().all() if numbers is None else (y[0, :32] == numbers).all()
+    assert (y[0, 32:] == 256).all()
+
+
+def test_the_largest_number_has_a_lower_bound(computed):
+    assert computed["bound"] == [127 + 1, 0]
+
+
+def test_two_axes_are_quantized_as_each_alone(computed):
+    assert all(map(torch.equal, computed["two axes"], computed["one axis"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_product_is_that_of_the_numbers_times_their_scales(dtype, computed):
+    exact = computed["x"].double() @ computed["weights"][0].double().t() + torch.arange(4)
+    torch.testing.assert_close(computed["product", dtype].double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_groups_of_rows_are_multiplied_with_their_matrices(computed):
+    x, weights = computed["x"].double(), computed["weights"].double()
+    rows = x.split(_GROUPS)
+    exact = torch.cat([part @ weight.t() for part, weight in zip(rows, weights, strict=True)])
+    torch.testing.assert_close(computed["grouped"].double(), exact, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("float4", "yOut has dtype float4_e2m1 instead of float8_e4m3fn or float8_e5m2"),
+        ("round", "roundMode is floor instead of rint"),
+        ("algorithm", "scaleAlg is 2 instead of 0 or 1"),
+        ("bound", "maxLowBound is 1 with scaleAlg 0"),
+        ("groups", "multiplies int8 matrices only"),
+        ("scales", "a scale has shape [3, 2, 2] instead of [5, 2, 2]"),
+        ("other functions", "float8_e4m3fn"),
+    ],
+)
+def test_what_the_documents_do_not_have_is_refused_by_name(name, sentence, computed):
+    assert sentence in computed["errors"][name]
+
+
+def test_other_chips_have_no_blocks():
+    with pytest.raises(RuntimeError, match="only the Ascend950 has numbers in MX formats"):
+        torch_npu.npu_dynamic_mx_quant(_matrix(2, 32).npu(), dst_type=torch.float8_e4m3fn)
