@@ -129,10 +129,10 @@ def trained(model, ranks, **options):
     return ranks.found(model, loss)
 
 
-def head_of_its_own(ranks, **options):
+def head_of_its_own(ranks):
     """A head that is sharded separately from the rest."""
     model = ranks.model(bias=True)
-    ranks.shard(model.layer, model.head, model, **options)
+    ranks.shard(model.layer, model.head, model)
     return trained(model, ranks)
 
 
@@ -142,22 +142,6 @@ def disabled(ranks):
         return head_of_its_own(ranks)
 
 
-def disabled_in_the_forward_pass(ranks):
-    """The package is disabled, and the loss is computed in the model's forward pass."""
-    with nullcontext() if ranks.is_one else torch_aclnn_ops.disabled():
-        return tied_loss_in_the_forward_pass(ranks)
-
-
-def head_of_its_own_freed(ranks):
-    """Weights that are gathered again in the backward pass."""
-    return head_of_its_own(ranks, reshard_after_forward=True)
-
-
-def head_of_its_own_kept(ranks):
-    """Weights that stay unsharded until the backward pass."""
-    return head_of_its_own(ranks, reshard_after_forward=False)
-
-
 def head_of_the_model(ranks, tied=False, **options):
     """A head among the parameters of the outermost module."""
     model = ranks.model(tied=tied)
@@ -165,26 +149,9 @@ def head_of_the_model(ranks, tied=False, **options):
     return trained(model, ranks)
 
 
-def head_of_the_model_freed(ranks):
-    """The outermost module's weights, freed after its forward pass."""
-    return head_of_the_model(ranks, reshard_after_forward=True)
-
-
-def tied_head(ranks):
-    """The embedding's weight is the head's."""
-    return head_of_the_model(ranks, tied=True)
-
-
 def tied_head_freed(ranks):
     """The embedding's weight, freed after the forward pass."""
     return head_of_the_model(ranks, tied=True, reshard_after_forward=True)
-
-
-def tied_head_in_a_group(ranks):
-    """The embedding and the head sharded as one group."""
-    model = ranks.model(tied=True)
-    ranks.shard([model.embed, model.head], model)
-    return trained(model, ranks)
 
 
 def norm_and_head_in_a_group(ranks):
@@ -194,24 +161,10 @@ def norm_and_head_in_a_group(ranks):
     return trained(model, ranks)
 
 
-def several_steps(ranks):
-    """Steps of an optimizer of the sharded parameters."""
+def accumulated(ranks):
+    """Gradients of two batches that are reduced once."""
     model = ranks.model()
     ranks.shard(model.head, model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    losses = []
-    for step in range(3):
-        optimizer.zero_grad()
-        losses.append(loss_of(model, ranks, step))
-        losses[-1].backward()
-        optimizer.step()
-    return ranks.found(model, *losses)
-
-
-def accumulated(ranks, tied=False):
-    """Gradients of two batches that are reduced once."""
-    model = ranks.model(tied=tied)
-    ranks.shard(*([] if tied else [model.head]), model)
     losses = []
     for step in range(2):
         if not ranks.is_one:
@@ -221,32 +174,13 @@ def accumulated(ranks, tied=False):
     return ranks.found(model, *losses)
 
 
-def accumulated_tied(ranks):
-    """Gradients of two batches with the embedding's weight."""
-    return accumulated(ranks, tied=True)
-
-
-def two_losses(ranks, **options):
+def two_losses(ranks):
     """Two calls and one backward pass."""
     model = ranks.model()
-    ranks.shard(model.head, model, **options)
+    ranks.shard(model.head, model)
     losses = [loss_of(model, ranks, step) for step in range(2)]
     (losses[0] + 0.5 * losses[1]).backward()
     return ranks.found(model, *losses)
-
-
-def two_losses_kept(ranks):
-    """Two calls with a head that stays unsharded between them."""
-    return two_losses(ranks, reshard_after_forward=False)
-
-
-def frozen_backbone(ranks):
-    """Only the head is trained."""
-    model = ranks.model()
-    ranks.shard(model.head, model)
-    for part in (model.embed, model.layer, model.norm):
-        part.requires_grad_(False)
-    return trained(model, ranks)
 
 
 def frozen_head(ranks):
@@ -295,17 +229,8 @@ def checkpointed(ranks):
     return ranks.found(model, loss)
 
 
-def after_an_evaluation(ranks):
-    """A call without gradients, and a step after it."""
-    model = ranks.model()
-    ranks.shard(model.head, model)
-    with torch.no_grad():
-        evaluated = loss_of(model, ranks, 1)
-    return trained(model, ranks) | {"evaluated": ranks.found(model, evaluated)["loss"]}
-
-
-def _with_loss_in_the_forward_pass(ranks, parts, tied=False):
-    model = ranks.model(ModelWithLoss, tied=tied)
+def _with_loss_in_the_forward_pass(ranks, parts):
+    model = ranks.model(ModelWithLoss)
     ranks.shard(*parts(model), model)
     loss = model(ranks, fsdp_module=model)
     loss.backward()
@@ -315,16 +240,6 @@ def _with_loss_in_the_forward_pass(ranks, parts, tied=False):
 def loss_in_the_forward_pass(ranks):
     """The weights are already unsharded there."""
     return _with_loss_in_the_forward_pass(ranks, lambda model: [model.layer])
-
-
-def tied_loss_in_the_forward_pass(ranks):
-    """The embedding's weight, already unsharded."""
-    return _with_loss_in_the_forward_pass(ranks, lambda model: [model.layer], tied=True)
-
-
-def head_of_its_own_in_the_forward_pass(ranks):
-    """In the forward pass of the model, not in that of the head."""
-    return _with_loss_in_the_forward_pass(ranks, lambda model: [model.head])
 
 
 def group_in_the_forward_pass(ranks):
@@ -398,22 +313,17 @@ def _mean_of_bfloat16_models(ranks):
     return {name: sum(one[name] for one in wide) / ranks.size for name in wide[0]}
 
 
-def hybrid(ranks, tied=False):
+def hybrid(ranks):
     """Two replicas of a model that is sharded over two processes."""
-    model = ranks.model(tied=tied)
+    model = ranks.model()
     if not ranks.is_one:
         ranks.mesh = ranks.mesh_of(2, 2, mesh_dim_names=("replicas", "shards"))
-    ranks.shard(*([] if tied else [model.head]), model)
+    ranks.shard(model.head, model)
     losses = []
     for step in range(2):
         losses.append(loss_of(model, ranks, step))
         losses[-1].backward()
     return ranks.found(model, *losses)
-
-
-def hybrid_tied(ranks):
-    """Two replicas with the embedding's weight."""
-    return hybrid(ranks, tied=True)
 
 
 def vocab_parallel(ranks, by_input=False):
@@ -436,33 +346,20 @@ def vocab_parallel_by_the_input(ranks):
     return vocab_parallel(ranks, by_input=True)
 
 
-OF_FOUR = (hybrid, hybrid_tied, vocab_parallel, vocab_parallel_by_the_input)
+OF_FOUR = (hybrid, vocab_parallel, vocab_parallel_by_the_input)
 FUNCTIONS = (
     head_of_its_own,
     disabled,
-    disabled_in_the_forward_pass,
-    head_of_its_own_freed,
-    head_of_its_own_kept,
     head_of_the_model,
-    head_of_the_model_freed,
-    tied_head,
     tied_head_freed,
-    tied_head_in_a_group,
     norm_and_head_in_a_group,
-    several_steps,
     accumulated,
-    accumulated_tied,
     two_losses,
-    two_losses_kept,
-    frozen_backbone,
     frozen_head,
     other_outputs,
     loss_changed_in_place,
     checkpointed,
-    after_an_evaluation,
     loss_in_the_forward_pass,
-    tied_loss_in_the_forward_pass,
-    head_of_its_own_in_the_forward_pass,
     group_in_the_forward_pass,
     module_with_the_loss,
     lines_of_the_guide,

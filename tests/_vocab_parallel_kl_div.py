@@ -10,7 +10,7 @@ import torch.distributed as dist
 from host_npu.testing import results_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
 from tests._linear_kl_div import (
@@ -27,7 +27,7 @@ from tests._linear_kl_div import (
 )
 from tests._pages import blocks, run
 
-SPLITS = {"uneven": (5, CLASSES - 5), "first without classes": (0, CLASSES), "one class": (CLASSES - 1, 1)}
+SPLITS = {"uneven": (5, CLASSES - 5), "one class": (CLASSES - 1, 1)}
 REDUCED = {
     "mean": {"temperature": 2.0, "chunk_size": 4},
     "none": {"reduction": "none", "target": TARGET, "chunk_size": 4},
@@ -128,26 +128,6 @@ def student_layer():
     return layer
 
 
-def local_shard(device):
-    """The rows of a sharded head that this process has, with the teacher's log-probabilities of as many classes."""
-    weight = fully_shard(student_layer()).weight.to_local()
-    return F.linear_kl_div(student()[0], weight, teacher_log_probs=draw(ROWS, len(weight)).log_softmax(-1))
-
-
-def local_shard_of_a_teacher(device):
-    """The same mistake with the head of the teacher."""
-    weight = fully_shard(student_layer()).weight.to_local()
-    return F.linear_kl_div(student()[0], weight.detach(), student()[0].detach(), weight)
-
-
-def local_tensor_with_all_classes(device):
-    """A head that is replicated, and its to_local()."""
-    mesh = init_device_mesh("cpu", (2,))
-    weight = distribute_tensor(student_layer().weight.detach(), mesh, [Replicate()]).requires_grad_()
-    rows, head, _ = head_of_teacher()
-    return F.linear_kl_div(student()[0], weight.to_local(), rows, head).detach()
-
-
 def shard_with_a_group(device):
     """The to_local() of a head whose vocabulary the processes share."""
     mesh = init_device_mesh("cpu", (2,))
@@ -217,10 +197,7 @@ DIFFERENT = {
     "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored must be the same .* True on rank 0"),
 }
 OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
-OTHERS |= {
-    one.__name__: one for one in (second_backward, compiled, whole_head, local_shard, local_shard_of_a_teacher, dtensor)
-}
-OTHERS |= {one.__name__: one for one in (local_tensor_with_all_classes, shard_with_a_group, whole_head)}
+OTHERS |= {one.__name__: one for one in (second_backward, compiled, whole_head, dtensor, shard_with_a_group)}
 OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide)}
 OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 

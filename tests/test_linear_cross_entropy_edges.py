@@ -5,7 +5,6 @@ from functools import partial
 
 from torch_aclnn_ops import functional as ours
 
-import numpy
 import pytest
 import torch
 from functorch.compile import aot_function, nop
@@ -60,30 +59,6 @@ def test_token_weights_may_have_another_dtype(dtype, reduction):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_probabilities_and_class_weights_may_have_another_dtype(dtype):
-    input, head, _ = _tensors(dtype)
-    for to_target, to_weight in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
-        target, weight = torch.rand(6, 9).to(to_target), torch.rand(9).to(to_weight)
-        loss = ours.linear_cross_entropy(input, head, target, weight=weight)
-        expected = functional.cross_entropy((input @ head.T).double(), target.double(), weight=weight.double())
-        torch.testing.assert_close(loss.double(), expected, rtol=1e-13 if dtype == torch.float64 else 1e-5, atol=0)
-
-
-def test_16_bit_probabilities_are_upcast_chunk_by_chunk(monkeypatch):
-    from torch_aclnn_ops.functional.linear_cross_entropy import losses
-
-    rows_summed = []
-    whole = torch.Tensor.sum
-    monkeypatch.setattr(
-        torch.Tensor, "sum", lambda self, *args, **kw: (rows_summed.append(self), whole(self, *args, **kw))[1]
-    )
-    tiling = losses.tile_rows("linear_cross_entropy", losses.Sizes(8, 5, 1, torch.float32, True), chunk_size=2)
-    monkeypatch.setattr(losses, "tile_rows", lambda *_: tiling)
-    losses.distribution_sums(torch.rand(8, 5).bfloat16(), None, torch.float32)
-    assert [tensor.shape[0] for tensor in rows_summed] == [2] * 4
-
-
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_double_backward_of_a_compiled_call_raises(reduction):
     input, head, target = _tensors()
@@ -93,15 +68,6 @@ def test_double_backward_of_a_compiled_call_raises(reduction):
     with pytest.raises(RuntimeError, match="outside of torch.compile"):
         torch.autograd.grad(compiled(input, head), head, create_graph=True)
     torch.autograd.grad(compiled(input, head), head)
-
-
-def test_a_class_weight_of_a_wider_dtype_promotes_the_loss_of_probabilities_as_in_torch():
-    input, head, weight = torch.rand(3, 4), torch.rand(5, 4), torch.rand(5, dtype=torch.float64)
-    target = torch.softmax(torch.rand(3, 5), 1)
-    expected = torch.nn.functional.cross_entropy(input @ head.T, target, weight)
-    loss = ours.linear_cross_entropy(input, head, target, weight=weight)
-    assert loss.dtype == expected.dtype == torch.float64
-    torch.testing.assert_close(loss, expected)
 
 
 # Calls of a float32 weight of classes or rows with 16-bit rows; each takes input, head and the weight.
@@ -168,60 +134,36 @@ def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_eve
     assert torch.autograd.grad(gradient.float().square().sum(), input)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype, other", [(torch.bfloat16, torch.float16), (torch.bfloat16, torch.float64)])
-def test_a_class_weight_with_neither_the_inputs_nor_the_losss_dtype_raises_with_its_name(dtype, other):
-    input, head, _ = _tensors(dtype)
-    accepted = f"weight must have dtype {dtype} or torch.float32, but it has {other}"
-    with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {accepted}$"):
-        ours.linear_cross_entropy(input, head, _INDICES, weight=torch.ones(9, dtype=other))
-
-
-def test_a_head_of_another_dtype_is_reported_before_a_class_weight_as_by_torch():
-    input, head, _ = _tensors(torch.float64)
-    accepted = "linear_weight must have dtype torch.float64, as input has, but it has torch.float32"
-    with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {accepted}$"):
-        ours.linear_cross_entropy(input, head.float(), _INDICES, weight=torch.ones(9))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("name", ["linear_weight", "linear_bias"])
-def test_a_head_on_another_device_is_refused(name, reduction):
-    arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "linear_bias": torch.ones(5)}
-    arguments[name] = arguments[name].to("meta")
-    with pytest.raises(
-        RuntimeError, match=f"linear_cross_entropy: {name} must be on cpu, as input is, but it is on meta"
-    ):
-        ours.linear_cross_entropy(**arguments, target=torch.zeros(3, dtype=torch.int64), reduction=reduction)
-
-
 _WRONG = {
     "head of another dtype": (
         {"linear_weight": torch.ones(5, 4, dtype=torch.bfloat16)},
         "linear_weight must have dtype torch.float32, as input has, but it has torch.bfloat16",
     ),
-    "input of integers": (
-        {"input": torch.ones(3, 4, dtype=torch.int64)},
-        "input must have a floating-point dtype, but it has torch.int64",
-    ),
-    "complex input": (
-        {"input": torch.ones(3, 4, dtype=torch.complex64)},
-        "input must have a floating-point dtype, but it has torch.complex64",
-    ),
     "bias of another dtype": (
         {"linear_bias": torch.ones(5, dtype=torch.float64)},
         "linear_bias must have dtype torch.float32, as input has, but it has torch.float64",
     ),
-    "target in a column": (
-        {"target": torch.zeros(3, 1, dtype=torch.int64)},
-        "target must have shape [3] or [3, 5] with an input of shape [3, 4], but it has shape [3, 1]",
+    "class weight of another dtype": (
+        {"weight": torch.ones(5, dtype=torch.float64)},
+        "weight must have dtype torch.float32, but it has torch.float64",
+    ),
+    "bias on another device": (
+        {"linear_bias": torch.ones(5, device="meta")},
+        "linear_bias must be on cpu, as input is, but it is on meta",
+    ),
+    "sparse head with a softcap": (
+        {"linear_weight": torch.ones(5, 4).to_sparse(), "softcap": 2.0},
+        "softcap must not be given with arguments that are left to torch's function: tensor subclasses, sparse tensors"
+        " and heads of shape (C, d_1, ..., d_K, H)",
+    ),
+    "head of positions with token weights": (
+        {"linear_weight": torch.ones(5, 2, 4), "token_weight": torch.ones(3)},
+        "token_weight must not be given with arguments that are left to torch's function: tensor subclasses, sparse"
+        " tensors and heads of shape (C, d_1, ..., d_K, H)",
     ),
     "targets of fewer rows": (
         {"target": torch.zeros(2, dtype=torch.int64)},
         "target must have shape [3] or [3, 5] with an input of shape [3, 4], but it has shape [2]",
-    ),
-    "a single target": (
-        {"target": torch.zeros((), dtype=torch.int64)},
-        "target must have shape [3] or [3, 5] with an input of shape [3, 4], but it has shape []",
     ),
     "target of another dtype": (
         {"target": torch.zeros(3, dtype=torch.int32)},
@@ -229,16 +171,11 @@ _WRONG = {
     ),
     "transposed head": (
         {"linear_weight": torch.ones(4, 6)},
-        "linear_weight must have shape (C, 4) or (C, d_1, ..., d_K, 4), but it has shape [4, 6]; pass hidden states,"
-        " not logits, as input, and linear_weight with shape (C, H)",
+        "linear_weight must have shape (C, 4), but it has shape [4, 6]; pass hidden states, not logits, as input, and"
+        " linear_weight with shape (C, H)",
     ),
     "logits": (
         {"input": torch.ones(3, 5)},
-        "linear_weight must have shape (C, 5) or (C, d_1, ..., d_K, 5), but it has shape [5, 4]; pass hidden states,"
-        " not logits, as input, and linear_weight with shape (C, H)",
-    ),
-    "logits of a batch": (
-        {"input": torch.ones(1, 3, 5), "target": torch.zeros(1, 3, dtype=torch.int64)},
         "linear_weight must have shape (C, 5), but it has shape [5, 4]; pass hidden states, not logits, as input, and"
         " linear_weight with shape (C, H)",
     ),
@@ -248,56 +185,13 @@ _WRONG = {
 @pytest.mark.parametrize("name", _WRONG)
 def test_arguments_that_do_not_match_are_refused_with_their_names(name):
     wrong, sentence = _WRONG[name]
-    arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "target": _zeros(3), **wrong}
-    # torch's class of the error, which is a ValueError for another number of targets
-    with pytest.raises((RuntimeError, ValueError), match=f"^linear_cross_entropy: {re.escape(sentence)}$"):
+    arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "target": torch.arange(3), **wrong}
+    with pytest.raises(Exception, match=f"^linear_cross_entropy: {re.escape(sentence)}$") as raised:
         ours.linear_cross_entropy(**arguments)
-
-
-ONE_ROW = {
-    "probabilities of other classes": (torch.rand(2), RuntimeError),
-    "probabilities of a batch": (torch.rand(1, 5), RuntimeError),
-    "indices": (torch.tensor([1, 2]), ValueError),
-    "indices of a batch": (torch.tensor([[1]]), RuntimeError),
-}
-
-
-@pytest.mark.parametrize("target, error", ONE_ROW.values(), ids=ONE_ROW)
-def test_a_target_of_another_shape_than_one_row_raises_torchs_class_of_error(target, error):
-    for module in (ours, torch.nn.functional):
-        if hasattr(module, "linear_cross_entropy"):
-            with pytest.raises((RuntimeError, ValueError)) as raised:
-                module.linear_cross_entropy(torch.ones(4), torch.ones(5, 4), target)
-            assert raised.type is error
-
-
-def _zeros(rows):
-    return torch.zeros(rows, dtype=torch.int64)
-
-
-ACCEPTED = {
-    "a class weight that requires grad, without grad": {"weight": torch.ones(5, requires_grad=True)},
-    "class weights of probabilities of positions, of another dtype": {
-        "linear_weight": torch.ones(5, 2, 4),
-        "target": torch.full((3, 5, 2), 0.2),
-        "weight": torch.rand(5).double(),
-    },
-    "integer class weights of probabilities": {"target": torch.full((3, 5), 0.2), "weight": torch.arange(5)},
-    "a row with a batch of one target": {"input": torch.ones(4), "target": torch.tensor([1])},
-    "an ignore_index of NumPy": {"ignore_index": numpy.int64(0)},
-}
-
-
-@pytest.mark.parametrize("call", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_torch_accepts_is_accepted(call):
-    arguments = {"input": torch.rand(3, 4), "linear_weight": torch.rand(5, 4), "target": _zeros(3), **call}
-    with torch.set_grad_enabled("weight" not in call):
-        if "weight" not in call:
-            arguments["linear_weight"].requires_grad_()
-        mine, theirs = (
-            module.linear_cross_entropy(**arguments, reduction="none") for module in (ours, torchs.functional)
-        )
-    torch.testing.assert_close(mine, theirs)
+    is_torchs = "given with arguments" not in sentence and "on meta" not in sentence
+    if is_torchs and torchs.HAS_LINEAR_CROSS_ENTROPY:
+        with pytest.raises(raised.type):
+            torchs.functional.linear_cross_entropy(**arguments)
 
 
 @pytest.mark.parametrize("target", [[0, 1, -100], [0, 1, 2]], ids=["a row is ignored", "no row is ignored"])
@@ -314,7 +208,7 @@ def test_targets_and_class_weights_made_in_inference_mode_are_supported(target):
 
 def test_a_head_of_another_dtype_is_cast_by_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        loss = ours.linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4, dtype=torch.bfloat16), _zeros(3))
+        loss = ours.linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4, dtype=torch.bfloat16), torch.arange(3))
     assert loss.isfinite()
 
 

@@ -3,9 +3,6 @@
 import math
 
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, Statistics, combine
 
 import pytest
 import torch
@@ -185,31 +182,6 @@ def test_this_holds_in_compiled_code(name, options):
     tensors, options = tensors_and_options(CHANGES[name], options)
     results = loss_and_gradients(compiled, tensors, options)
     torch.testing.assert_close(results, loss_and_gradients(ours.linear_cross_entropy, tensors, options), equal_nan=True)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("create_graph", [False, True])
-def test_a_shard_with_all_classes_masked_does_not_contribute(smoothing, create_graph):
-    input, head, target = torch.randn(4, 3).double(), torch.randn(9, 3).double(), torch.tensor([5, 8, 6, 7])
-    bias = torch.zeros(9).double().index_fill(0, torch.arange(4), -INF)
-    shards = [slice(0, 4), slice(4, 9)]
-    leaves = [tensor.requires_grad_() for tensor in (input, head, bias)]
-    found, here = [], []
-    for classes in shards:
-        here.append((target >= classes.start) & (target < classes.stop))
-        local = torch.where(here[-1], target - classes.start, ELSEWHERE)
-        shard = Call(input, head[classes], bias[classes], local, is_shard=True, gradients=(True, True, True))
-        found.append(statistics(shard._replace(weighted=smoothing > 0)))
-    stacked = Statistics._make(
-        None if column[0] is None else torch.stack(column) for column in zip(*found, strict=True)
-    )
-    reduced = combine(stacked, torch.stack(here), shards, None)
-    loss = reduced.log_sum_exp - (1 - smoothing) * reduced.predicted
-    if smoothing:
-        loss = loss - smoothing / 9 * reduced.weighted
-    expected = functional.cross_entropy(functional.linear(*leaves), target, label_smoothing=smoothing, reduction="none")
-    results = [(one, *torch.autograd.grad(one.sum(), leaves, create_graph=create_graph)) for one in (loss, expected)]
-    torch.testing.assert_close(*results)
 
 
 def assert_smoothing_survives_large_logits(scale, options, device="cpu"):

@@ -3,8 +3,7 @@
 from typing import Any
 
 from torch_aclnn_ops import ops
-from torch_aclnn_ops.ops.linear_cross_entropy import max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, row_chunks, unpack_mask
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, unpack_mask
 
 import pytest
 import torch
@@ -390,30 +389,7 @@ def test_a_masked_row_has_a_gradient_until_grad_is_zero():
     assert (input_grad == 0).all() and (weight_grad == 0).all()
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 40, 41])
-def test_kernels_in_chunks_equal_the_formulas(rows, monkeypatch):
-    monkeypatch.setattr(max_sum, "_LOGITS_AT_A_TIME", 8 * CLASSES)
-    for operator, arguments in (
-        (ops.fused_linear_online_max_sum, (*_shard(Maker(torch.float64), rows), 1, 4, True)),
-        (ops.fused_linear_cross_entropy_loss_grad, _grad_arguments(Maker(torch.float64), rows=rows)),
-    ):
-        expected = operator.formula(*operator.complete(arguments, {}))
-        for result, formula_result in zip(operator.overload(*arguments), expected, strict=True):
-            torch.testing.assert_close(result, formula_result)
-
-
 def test_packing_and_unpacking_a_mask_round_trips_least_significant_bit_first():
     mask = torch.tensor([True] + [False] * 8 + [True] + [False] * 6)
     assert pack_mask(mask).tolist() == [1, 2]
     assert torch.equal(unpack_mask(pack_mask(mask), 11), mask[:11])
-
-
-@pytest.mark.parametrize("classes", [128, 1000, 128_256, 2_000_000])
-def test_chunk_sizes_are_multiples_of_8_with_a_bounded_number_of_logits(classes):
-    chunks = row_chunks(100_003, classes)
-    assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
-    assert chunks[0].start == 0 and chunks[-1].stop == 100_003
-    rows = {chunk.stop - chunk.start for chunk in chunks[:-1]}
-    assert len(rows) == 1
-    (size,) = rows
-    assert size % 8 == 0 and (size == 8 or size * classes <= 2**23 < (size + 8) * classes)

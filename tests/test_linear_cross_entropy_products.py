@@ -130,32 +130,6 @@ def test_large_products_in_chunks_and_blocks_are_as_exact_as_small_ones(monkeypa
         assert (large - small).abs().max() <= (4 * rounding + 1e-5) * small.abs().max()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.usefixtures("every_product_is_large")
-def test_the_tokens_of_large_products_are_the_largest_logits(dtype):
-    input, head, target = _tensors(dtype)
-    result = ours.linear_cross_entropy(input, head, target, outputs=("predicted_tokens", "token_accuracy"))
-    logits = input.double() @ head.double().T
-    chosen = logits.gather(1, result.predicted_tokens.unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(chosen, logits.amax(1), rtol=1e-5, atol=1e-5)
-    assert result.token_accuracy == (result.predicted_tokens == target).float().mean()
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_whose_classes_a_bias_masks_are_the_same_in_large_products(monkeypatch, dtype, reduction):
-    input, head, target = _tensors(dtype)
-    bias = torch.zeros(50, dtype=dtype)
-    bias[::2] = -torch.inf
-    for masked in (bias, torch.full_like(bias, -torch.inf)):
-        results = []
-        for fewest in (1, 2**62):
-            monkeypatch.setattr(products_module, "_FEWEST_MULTIPLICATIONS", fewest)
-            loss = ours.linear_cross_entropy(input, head, target, linear_bias=masked, reduction=reduction)
-            results.append((loss, *torch.autograd.grad(loss.sum(), (input, head))))
-        torch.testing.assert_close(*results, equal_nan=True, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
-
-
 SHAPES = [(1, 1, 2), (3, 5, 4), (257, 130, 66), (256, 128, 512), (300, 1001, 514), (5, 7, 1030), (0, 4, 2), (4, 0, 2)]
 
 

@@ -89,6 +89,11 @@ REFUSALS = {
         ValueError,
         r"teacher_top_k\[1\] must",
     ),
+    "all classes": (
+        {**NUMBERS, "teacher_top_k": (torch.arange(4).expand(3, 4), torch.zeros(3, 4))},
+        ValueError,
+        r"teacher_top_k\[0\] must have fewer than all 4 classes of a row, but it has 4",
+    ),
     "a class outside": (
         {**NUMBERS, "teacher_top_k": (TOP[0] + 3, TOP[1])},
         IndexError,

@@ -150,7 +150,8 @@ def test_a_linear_cross_entropy_supports_token_weights_and_outputs():
 
 @pytest.mark.parametrize("positions", [(), (2,)], ids=["plain", "K-dimensional"])
 def test_a_linear_cross_entropy_returns_logits_in_eval_without_a_target(positions):
-    module = nn.LinearCrossEntropyLoss(4, 9, out_features=positions, bias=True, softcap=2.0, temperature=0.5).eval()
+    options = {} if positions else {"softcap": 2.0, "temperature": 0.5}
+    module = nn.LinearCrossEntropyLoss(4, 9, out_features=positions, bias=True, **options).eval()
     input, target = torch.randn(3, 4), torch.arange(3 * (2 if positions else 1)).reshape(3, *positions)
     logits = module(input)
     assert logits.shape == (3, 9, *positions)

@@ -126,6 +126,6 @@ def test_a_head_sharded_by_fsdp1_raises_with_fsdp_module(first_of_two, use_orig_
 def test_the_flat_shard_of_an_fsdp1_head_raises_with_a_remedy(first_of_two):
     model = cases.Model()
     model.head = FullyShardedDataParallel(model.head, device_id=torch.device("cpu"), use_orig_params=True)
-    sentence = r"linear_weight must have shape \(C, H\).* FullyShardedDataParallel \(FSDP1\) unshards weights in its"
+    sentence = r"linear_weight must have shape \(C, 6\).* FullyShardedDataParallel \(FSDP1\) unshards weights in its"
     with pytest.raises(RuntimeError, match=sentence):
         _call(model, model.head.weight)

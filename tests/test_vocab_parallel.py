@@ -73,7 +73,7 @@ def two_ranks():
     dist.destroy_process_group()
 
 
-INPUT, HEAD, TARGET = torch.ones(3, 2), torch.ones(4, 2), torch.tensor([0, 7, 5])
+INPUT, HEAD, TARGET = torch.ones(3, 2), torch.zeros(4, 2), torch.tensor([0, 7, 5])
 
 ERROR_INPUTS = {
     "no group": (
@@ -95,27 +95,25 @@ ERROR_INPUTS = {
     ),
     "no whole sizes": ({"vocab_sizes": (4, 4.0)}, TypeError, r"but it is \(4, 4.0\)"),
     "sizes of three": ({"vocab_sizes": (4, 4, 4)}, ValueError, r"a sequence of 2 integers.* \(4, 4, 4\)"),
-    "negative size": ({"vocab_sizes": (4, -4)}, ValueError, r"\(4, -4\)"),
     "other size": (
         {"vocab_sizes": (5, 3)},
         ValueError,
         r"vocab_sizes must have linear_weight's 4 rows at rank 0, but it has 5: vocab_sizes is \(5, 3\)",
     ),
     "no classes": (
-        {"vocab_sizes": (0, 0), "linear_weight": torch.ones(0, 2)},
+        {"vocab_sizes": (4, 0)},
         ValueError,
-        "linear_weight must have a row on some rank",
+        r"linear_weight must have a row on every rank, but the ranks have \(4, 0\)",
     ),
     "no head": ({"linear_weight": None}, TypeError, "linear_weight must be a Tensor of shape"),
     "bias of all": ({"linear_bias": torch.ones(8)}, RuntimeError, r"linear_bias must have shape \[4\].*\[8\]"),
     "class weight of a shard": ({"weight": torch.ones(4)}, RuntimeError, r"weight must have shape \[8\].*\[4\]"),
     "target beyond all": ({"target": torch.tensor([0, 8, 1])}, IndexError, "Target 8 is out of bounds"),
-    "probabilities of a shard": ({"target": torch.ones(3, 4)}, RuntimeError, "target"),
+    "probabilities of a shard": ({"target": torch.ones(3, 4)}, ValueError, "target"),
     "sparse input": (
         {"input": INPUT.to_sparse()},
         TypeError,
-        "process_group must not be given with arguments that are left to torch's function: .*; they are Tensor of"
-        " torch.float32, torch.sparse_coo; Tensor of torch.float32, torch.strided; Tensor of torch.int64",
+        "process_group must not be given with arguments that are left to torch's function",
     ),
     "integers": (
         {"input": INPUT.long(), "linear_weight": HEAD.long()},
@@ -178,7 +176,6 @@ DTENSOR_ERROR_INPUTS = {
         r" \(Shard\(dim=0\),\)",
     ),
     "other group": (lambda: {"process_group": dist.new_group([0])}, "process_group must be None or the group of"),
-    "other sizes": (lambda: {"vocab_sizes": (5, 3)}, r"vocab_sizes must be None or \(4, 4\).* it is \(5, 3\)"),
 }
 
 
@@ -207,7 +204,7 @@ def test_a_transform_inside_a_compiled_function_raises(two_ranks):
 
 
 def test_batched_gradients_raise(two_ranks):
-    input, head, target = torch.randn(3, 4, requires_grad=True), torch.ones(5, 4), torch.arange(3)
+    input, head, target = torch.randn(3, 4, requires_grad=True), torch.zeros(5, 4), torch.arange(3)
     options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, 5)}
     loss = F.linear_cross_entropy(input, head, target, **options)
     with pytest.raises(NotImplementedError, match="with is_grads_batched=True, which does not batch collectives"):

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._checks import check_choice
@@ -11,14 +11,11 @@ from torch_aclnn_ops._head_options import AT_LEAST_1, NON_NEGATIVE, check_beta, 
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Divergence, Reduction
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import Name, OutputName
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import OutputName
 from torch_aclnn_ops.ops.linear_cross_entropy.call import check_numbers
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from torch_aclnn_ops.functional.linear_cross_entropy.losses import RequestedOutput
 
 
 class MSELoss(torch.nn.MSELoss):
@@ -111,7 +108,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         shift: Number of positions by which labels are shifted, ``True`` for 1.
         zero_if_all_ignored: Return 0 for a mean over no rows, instead of NaN.
         chunk_size: Number of rows whose logits are materialized at a time.
-        max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size.
+        max_memory: Bytes that logits and float32 accumulators may take.
 
     Example:
         >>> loss = LinearCrossEntropyLoss(8, 100, softcap=30.0)
@@ -160,47 +157,15 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         super().__init__(**given)
         vars(self).update(own)
 
-    @overload
-    def forward(  # type: ignore[overload-overlap]  # the first match applies
-        self,
-        input: Tensor,
-        target: Tensor,
-        *,
-        token_weight: Tensor | None = None,
-        outputs: tuple[()] = (),
-        process_group: Any = None,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        input: Tensor,
-        target: Tensor,
-        *,
-        token_weight: Tensor | None = None,
-        outputs: tuple[Name, ...],
-        process_group: Any = None,
-    ) -> "RequestedOutput[Name]": ...
-    @overload
-    def forward(
-        self,
-        input: Tensor,
-        target: Tensor,
-        *,
-        token_weight: Tensor | None = None,
-        outputs: Collection[OutputName],
-        process_group: Any = None,
-    ) -> F.LinearCrossEntropyOutput: ...
-    @overload
-    def forward(self, input: Tensor, target: None = None) -> Tensor: ...
     def forward(
         self,
         input: Tensor,
         target: Tensor | None = None,
         *,
         token_weight: Tensor | None = None,
-        outputs: Collection[OutputName] = (),
+        outputs: tuple[OutputName, ...] | Collection[OutputName] = (),
         process_group: Any = None,
-    ) -> Tensor | F.LinearCrossEntropyOutput:
+    ) -> Any:
         """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
 
         ``process_group`` is for a ``linear`` sharded by :class:`torch.distributed.tensor.parallel.ColwiseParallel`. In

@@ -21,7 +21,6 @@ CASES = {
     "fused, weights": ((160, 128), {"weight": torch.linspace(0.5, 2, 288), "token_weight": torch.linspace(1, 3, 24)}),
     "fused with a z-loss": ((128, 160), {"lse_square_scale": 0.1, "reduction": "sum"}),
     "one shard too small for the operators": ((200, 88), {}),
-    "one shard without classes": ((288, 0), {}),
     "label smoothing": ((160, 128), {"label_smoothing": 0.1}),
 }
 
@@ -138,8 +137,6 @@ def disagreement(device, what, checks_values):
             input = (input.detach() + 1).requires_grad_()
         elif what == "a bias":
             options["linear_bias"] = torch.zeros(len(head), dtype=head.dtype, device=device)
-        elif what == "rows of the head":
-            head = head.detach()[:-1].requires_grad_()
         else:
             options |= OPTIONS_OF_ONE.get(what, {})
     if what == "the whole head":  # of both
@@ -156,10 +153,10 @@ def disagreement(device, what, checks_values):
         torch_aclnn_ops.check_values(False)
 
 
-def constant_heads(device):
-    """The losses of a head whose shards are the same, because all its weights are."""
+def heads_of_zeros(device):
+    """The losses of a head whose shards are the same, because all its weights are 0."""
     _, (input, _, target) = _leaves(device)
-    head = torch.full((CLASSES // 2, FEATURES), 0.5, dtype=torch.bfloat16, device=device)
+    head = torch.zeros(CLASSES // 2, FEATURES, dtype=torch.bfloat16, device=device)
     options = {**_SHARED, "vocab_sizes": (CLASSES // 2, CLASSES // 2), "process_group": dist.group.WORLD}
     return F.linear_cross_entropy(input.detach(), head, target, **options).tolist()
 
@@ -184,20 +181,6 @@ def launches(device):
         "z-loss": {"lse_square_scale": 0.1},
     }
     return {name: count_launches(partial(call, more)) for name, more in calls.items()}
-
-
-def divergence_of_an_empty_shard(device):
-    """The loss and the gradient of the student's shard; the second process has no classes."""
-    generator = torch.Generator().manual_seed(0)
-    input, weight, rows, head = (torch.randn(3, 2, generator=generator) for _ in range(4))
-    bias, here = torch.randn(3, generator=generator), slice(0, 3) if dist.get_rank() == 0 else slice(3, 3)
-    shard = weight[here].to(device).requires_grad_()
-    teacher = {"teacher_bias": bias[here].to(device), "linear_bias": bias[here].to(device)}
-    given = input.to(device), shard, rows.to(device), head[here].to(device)
-    loss = F.linear_kl_div(*given, **teacher, process_group=dist.group.WORLD)
-    loss.backward()
-    whole = F.linear_kl_div(input, weight, rows, head, teacher_bias=bias, linear_bias=bias)
-    return loss.item(), shard.grad.cpu(), whole.item()
 
 
 def predicted_tokens(device):

@@ -25,7 +25,6 @@ LAUNCHES = {
     "fused, weights": [FUSED, FUSED],
     "fused with a z-loss": [FUSED, FUSED],
     "one shard too small for the operators": [FUSED, {}],
-    "one shard without classes": [FUSED, {}],
     "label smoothing": [{}, {}],
 }
 
@@ -92,7 +91,6 @@ DISAGREEMENTS = {
     "input": "input must be the same on every rank",
     "zero_if_all_ignored": "zero_if_all_ignored must be the same on every rank",
     "softcap": "softcap must be the same on every rank",
-    "rows of the head": "vocab_sizes must have linear_weight's 127 rows at rank 1, but it has 128",
     "chunk_size": "whether CANN's operators compute the loss must be the same on every rank",
     "a bias": "whether CANN's operators compute the loss must be the same on every rank",
     "the whole head": "linear_weight must be this rank's shard of the head, but it is the same on every rank",
@@ -111,12 +109,7 @@ def test_every_process_raises_if_they_disagree_and_values_are_checked(backend, w
         assert DISAGREEMENTS[what] in error
 
 
-def test_a_constant_head_is_not_taken_for_the_whole_head_on_every_rank(backend):
-    for losses in run(cases.constant_heads, 2, device="npu", backend=backend):
+def test_a_head_of_zeros_is_not_taken_for_the_whole_head_on_every_rank(backend):
+    for losses in run(cases.heads_of_zeros, 2, device="npu", backend=backend):
         expected = [0 if row == 1 else math.log(cases.CLASSES) for row in range(cases.ROWS)]
-        assert losses == pytest.approx(expected, abs=2**-8 * 8)  # the rounding of a logit
-
-
-def test_a_teacher_with_a_bias_may_have_an_empty_shard(backend):
-    for loss, grad, expected in run(cases.divergence_of_an_empty_shard, 2, device="npu", backend=backend):
-        assert loss == pytest.approx(expected, rel=1e-5) and grad.isfinite().all()
+        assert losses == pytest.approx(expected)

@@ -4,8 +4,6 @@ The log-probabilities are the negated losses of ``linear_cross_entropy(..., redu
 rows are never materialized. 16-bit inputs are computed in float32. All derivatives are supported.
 """
 
-from collections.abc import Callable
-
 from torch_aclnn_ops._checks import check_bool, values_are_readable
 from torch_aclnn_ops._head_options import FINITE, NON_NEGATIVE, POSITIVE, check_number, check_shift
 from torch_aclnn_ops._numerics import widen
@@ -178,7 +176,8 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
 
     Args:
         chosen: Log-probabilities of the preferred sequences, averaged over tokens and therefore at most 0, shape (B,).
-        rejected: Log-probabilities of the rejected sequences, averaged over tokens, below 0, shape (B,).
+        rejected: Log-probabilities of the rejected sequences, averaged over tokens, shape (B,). Those of certain
+            sequences, of one rounding error or less, get no gradient, as their odds are infinite.
         beta: Factor of the loss.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
@@ -186,9 +185,8 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
         The loss: 0-dim, or with ``"none"`` shape (B,).
 
     Raises:
-        ValueError: A value of ``chosen`` is above 0, or one of ``rejected``, whose odds would be infinite, is not below
-            0. In compiled code, and on an NPU without ``torch_aclnn_ops.check_values(True)``, the loss is inf or NaN
-            instead.
+        ValueError: A log-probability is above 0, where values can be read: on a CPU, or with
+            ``torch_aclnn_ops.check_values(True)``.
 
     Example:
         >>> orpo_loss(torch.tensor([-0.5]), torch.tensor([-2.0]))
@@ -198,9 +196,8 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
     """
     check_log_probs("orpo_loss", "(B,)", chosen=chosen, rejected=rejected)
     check_number("orpo_loss", "beta", beta, POSITIVE)
-    _check_values("chosen", chosen, lambda values: values > _ROUNDING_OF_LOSSES, "at most 0")
-    _check_values("rejected", rejected, lambda values: values >= 0, "below 0, because the odds of 0 are infinite")
-    return reduce_losses("orpo_loss", beta * _negated_log_sigmoid_of_odds(widen(chosen), widen(rejected)), reduction)
+    losses = -beta * logsigmoid(_log_odds("chosen", chosen) - _log_odds("rejected", rejected))
+    return reduce_losses("orpo_loss", losses, reduction)
 
 
 def kto_loss(
@@ -267,21 +264,10 @@ def kto_loss(
     return reduce_losses("kto_loss", weights * torch.sigmoid(-beta * (signs * (ratios - baseline))), reduction)
 
 
-def _check_values(name: str, log_probs: Tensor, are_wrong: Callable[[Tensor], Tensor], accepted: str) -> None:
-    if values_are_readable(log_probs) and bool((is_wrong := are_wrong(log_probs)).any()):
-        raise ValueError(f"orpo_loss: {name} must be {accepted}, but it has {log_probs[is_wrong][0].item()}")
-
-
-def _negated_log_sigmoid_of_odds(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Return -log sigmoid(log odds(chosen) - log odds(rejected)), with odds(x) = exp(x) / (1 - exp(x)).
-
-    It is log(1 + odds(rejected) / odds(chosen)). With 1 / odds(x) = expm1(-x), that is finite and differentiable where
-    the chosen sequence is certain, x = 0, and the odds are infinite; far from there expm1(-x) may overflow.
-    """
-    is_near = chosen > -1e-3
-    near, far = chosen.where(is_near, -1), chosen.where(~is_near, -1)
-    near = near.where(near <= 0, 0)  # unlike clamp(max=0) of torch 2.14, differentiable at 0
-    rest = -torch.expm1(rejected)  # 1 - exp(rejected), without cancellation
-    of_near = torch.log1p(torch.expm1(-near) * rejected.exp() / rest.where(is_near, 1))
-    of_far = -logsigmoid(far - (-torch.expm1(far)).log() - (rejected - rest.log()))
-    return torch.where(is_near, of_near, of_far)
+def _log_odds(name: str, log_probs: Tensor) -> Tensor:
+    """Return log-probabilities minus those of the opposite; certain sequences are one rounding error from certain."""
+    if values_are_readable(log_probs) and bool((is_wrong := log_probs > _ROUNDING_OF_LOSSES).any()):
+        raise ValueError(f"orpo_loss: {name} must be at most 0, but it has {log_probs[is_wrong][0].item()}")
+    log_probs = widen(log_probs)
+    log_probs = log_probs.clamp(max=-torch.finfo(log_probs.dtype).eps)
+    return log_probs - (-torch.expm1(log_probs)).log()

@@ -1,4 +1,4 @@
-"""Check that all ranks of a vocab-parallel call pass the same rows, options and shard sizes.
+"""Check that all ranks of a vocab-parallel call pass the same rows and options, and different shards.
 
 Each rank sends a summary of its arguments along with its statistics, so that all ranks detect a mismatch and raise the
 same error. If the values cannot be read, or only by synchronizing with a device, the results become nan instead.
@@ -17,23 +17,18 @@ from torch import Tensor
 _EXACT = 2**24  # float32 represents all integers up to it
 _FEATURES = 4  # features compared per row
 _PLACES = 3  # rows compared of linear_weight
-_WEIGHTS = ("token_weight", "weight")
-# Bounds the 16-bit rounding errors of the same row, computed in a different order on each rank.
-_TOLERANCE = 2.0**-4
-_TOLERANCE_OF_WEIGHTS = 2.0**-8  # a weight of 16 bits, rounded once
-_LEAST = 2.0**-20  # of numbers of linear_weight, which is another if they differ by more
 
 # A summary consists of groups of this many numbers, padded with zeros.
 _GROUP = _PLACES * _FEATURES
 # Ranks disagree about a group g, compared with that of rank 0, if a number of |g_0 - s g| is above a factor times the
 # largest one of |g_0 - t g|: (s, t, factor).
 _SAME = (1.0, -1.0, 0.0)
-_ZERO = (-1.0, 1.0, 0.0)
-_DIFFERENT = (-1.0, 1.0, 2 / _LEAST)
+_ROUNDED = (1.0, -1.0, 2.0**-5)  # the same row in 16 bits, computed in a different order on each rank
+_DIFFERENT = (-1.0, 1.0, 2.0**21)
 
 ROWS = "the number of rows of input"
 _WORDS = ("none", "mean", "sum", "forward_kl", "reverse_kl", "jensen_shannon")
-_OF_ROWS = (ROWS, "input", "target", "teacher")
+_OF_ROWS = (ROWS, "input", "target")
 _INSTEAD = {"linear_cross_entropy": "fsdp_module", "linear_kl_div": "the whole head"}
 
 # The arguments of a call that must be the same on all ranks, by their descriptions in errors. Sizes are hashed.
@@ -76,67 +71,34 @@ def _hash(sizes: tuple[int, ...]) -> int:
 
 
 def summarize(
-    call: Agreed,
-    shards: tuple[int, Sequence[int]],
-    input: Tensor,
-    shard: Tensor,
-    target: Tensor | None,
-    other: Tensor | None,
-    dtype: torch.dtype,
-    weights: tuple[Tensor | None, Tensor | None] = (None, None),
+    call: Agreed, sizes: Sequence[int], input: Tensor, shard: Tensor, target: Tensor | None, dtype: torch.dtype
 ) -> Summary:
     """Return the summary of a call that a rank sends.
 
     Args:
         call: What must be the same on all ranks.
-        shards: The number of rows of this rank's head minus its entry of vocab_sizes, and vocab_sizes.
+        sizes: The number of classes of each rank.
         input: The rows.
-        shard: This rank's part of the head.
-        target: Class indices of the rows.
-        other: Floating-point values of the rows, such as probabilities.
+        shard: This rank's part of the head, which must not be the same on all ranks, but for zeros.
+        target: Class indices of the rows, if there are.
         dtype: The dtype of the summary.
-        weights: Weights of rows and of classes.
     """
-    excess, sizes = shards
     of_call = -(-len(call) // _GROUP)
-    kinds = [
-        _ZERO,  # excess
-        *[_SAME] * of_call,
-        _SAME,  # target
-        *[_rounded(_TOLERANCE_OF_WEIGHTS)] * len(_WEIGHTS),
-        *[_rounded(_TOLERANCE)] * 2,
-        _DIFFERENT,  # shards of the head, if they could be the same
-    ]
-    # Shards of different sizes are different.
-    are_comparable = len(sizes) > 1 and len(set(sizes)) == 1 and shard.shape[0] > 0
-    of_input, of_other = _ends(input), None if other is None else _ends(other)
-    of_head = shard.detach()[_places(shard.shape[0]), :_FEATURES] if are_comparable else None
+    kinds = [*[_SAME] * of_call, _SAME, _ROUNDED, _DIFFERENT]
     padding = [0.0] * (of_call * _GROUP - len(call))
-    values = [excess, *[0.0] * (_GROUP - 1), *map(_encode, call.values()), *padding, *[0.0] * _GROUP]
     columns = [number for column in zip(*kinds, strict=True) for number in column]
-    weight_of_origin = [0.0] * len(of_input) + [-1.0] * (0 if of_head is None else len(of_head))
-    numbers = _constants([*values, *columns, *weight_of_origin], dtype, input.device)
-    # The zeros stand for what is not given, so that nothing is launched for it.
-    lengths = ((of_call + 1) * _GROUP, _GROUP, 2 * len(kinds), len(kinds), len(weight_of_origin))
-    same, zeros, signs, factors, weights_of_origin = numbers.split(lengths)
-    if of_head is not None:
-        # Minus one entry of the head, so that a constant head is zeros, in one launch for both.
-        origin = of_head[:1, :1]
-        both = torch.addcmul(torch.cat([of_input, of_head]), weights_of_origin.unsqueeze(1), origin)
-        of_input, of_head = both.split((len(of_input), len(of_head)))
+    numbers = [*map(_encode, call.values()), *padding, *[0.0] * _GROUP, *columns]
+    lengths = of_call * _GROUP, _GROUP, 2 * len(kinds), len(kinds)
+    same, zeros, signs, factors = _constants(numbers, dtype, input.device).split(lengths)
+    # Shards of different sizes are different. Zeros stand for what is not given, so that nothing is launched for it.
+    are_comparable = len(sizes) > 1 and len(set(sizes)) == 1
     groups = (
-        None if target is None else _fingerprint(target, dtype),
-        *(None if weight is None else _numbers_of(weight, dtype) for weight in weights),
-        *(None if rows is None else rows.to(dtype).reshape(-1) for rows in (of_input, of_other, of_head)),
+        zeros[:0] if target is None else _fingerprint(target, dtype),
+        input.detach()[:: max(input.shape[0] - 1, 1), :_FEATURES].to(dtype).reshape(-1),
+        _some_of(shard.detach()).to(dtype).reshape(-1) if are_comparable else zeros[:0],
     )
-    padded = [zeros] * (2 * len(groups))
-    padded[::2] = [zeros[:0] if group is None else group for group in groups]
-    padded[1::2] = [zeros[group.shape[0] :] for group in padded[::2]]
+    padded = [part for group in groups for part in (group, zeros[group.shape[0] :])]
     return Summary([same, *padded], signs.unflatten(0, (2, 1, -1, 1)), factors)
-
-
-def _rounded(tolerance: float) -> tuple[float, float, float]:
-    return (1.0, -1.0, tolerance / 2)  # of the sum of two numbers
 
 
 def _fingerprint(target: Tensor, dtype: torch.dtype) -> Tensor:
@@ -144,26 +106,10 @@ def _fingerprint(target: Tensor, dtype: torch.dtype) -> Tensor:
     return target.detach().cumsum(0).sum().reshape(1).view(torch.uint8).to(dtype)
 
 
-def _numbers_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mean of a weight, one that depends on the order, and the mean of its absolute values."""
-    values = weight.detach().reshape(-1).to(dtype)
-    number = values.shape[0]
-    if number == 0:
-        return values
-    return torch.stack([values, values.cumsum(0) / number, values.abs()]).mean(1)
-
-
-def _ends(rows: Tensor) -> Tensor:
-    """Return the first features of the first and last row, as a view."""
-    return rows.detach()[:: max(rows.shape[0] - 1, 1), :_FEATURES]
-
-
-def _places(size: int) -> slice:
-    """Return places up to the last row, at the same distance, so that they are a view."""
-    if size < _PLACES:
-        return slice(None)
-    step = (size - 1) // (_PLACES - 1)
-    return slice(size - 1 - (_PLACES - 1) * step, None, step)
+def _some_of(rows: Tensor) -> Tensor:
+    """Return features of rows up to the last one, at the same distance, so that they are a view."""
+    step = max((rows.shape[0] - 1) // (_PLACES - 1), 1)
+    return rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES]
 
 
 def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -174,22 +120,9 @@ def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.devic
 
 
 def compare_summaries(
-    function: str,
-    call: Agreed,
-    summary: Summary,
-    summaries: Tensor,
-    sizes: tuple[int, ...],
-    names: Sequence[str] = ("input", "target"),
+    function: str, call: Agreed, summary: Summary, summaries: Tensor, sizes: Sequence[int]
 ) -> Tensor | None:
     """Compare the summaries of all ranks, of shape (world size, summary.size).
-
-    Args:
-        function: the name of the public function, for errors.
-        call: this rank's call.
-        summary: this rank's summary.
-        summaries: those of all ranks.
-        sizes: the number of classes of each rank.
-        names: the names of the arguments whose rows were summarized.
 
     Returns:
         ``None`` if the values can be read. Otherwise whether the summaries do not match: all results must be nan then.
@@ -203,12 +136,15 @@ def compare_summaries(
     if not values_are_readable(summaries):
         return disagree.any()
     if disagree.any():
-        group = disagree.tolist().index(True)
-        of_call = -(-len(call) // _GROUP)
-        if 0 < group <= of_call:
-            _raise_difference_of_call(function, call, summaries[:, _GROUP:].tolist())
-        name = "excess" if group == 0 else ("target", *_WEIGHTS, *names, "linear_weight")[group - of_call - 1]
-        _raise_difference(function, name, summaries[:, group * _GROUP].tolist(), sizes)
+        group = disagree.tolist().index(True) - -(-len(call) // _GROUP)
+        if group < 0:
+            _raise_difference_of_call(function, call, summaries.tolist())
+        if group < 2:
+            raise_mismatch(function, ("target", "input")[group], [])
+        raise ValueError(
+            f"{function}: linear_weight must be this rank's shard of the head, but it is the same on every rank of"
+            f" process_group, with {sizes[0]} rows; pass head.chunk(world_size)[rank]"
+        )
     return None
 
 
@@ -222,26 +158,11 @@ def _raise_difference_of_call(function: str, call: Agreed, summaries: list[list[
     name, numbers = next((name, column) for name, column in zip(call, columns, strict=False) if len(set(column)) > 1)
     own = call[name]
     has_values = not isinstance(own, tuple)
-    _raise_mismatch(function, name, [_decode(own, name, number) for number in numbers] if has_values else [])
+    raise_mismatch(function, name, [_decode(own, name, number) for number in numbers] if has_values else [])
 
 
-def _raise_difference(function: str, name: str, numbers: list[float], sizes: tuple[int, ...]) -> NoReturn:
-    """Raise for what is no part of the call's description; ``numbers`` are the first ones of all ranks' groups."""
-    if name == "excess":
-        rank = next(rank for rank, number in enumerate(numbers) if number != 0)
-        raise ValueError(
-            f"{function}: vocab_sizes must have linear_weight's {sizes[rank] + int(numbers[rank])} rows at rank {rank},"
-            f" but it has {sizes[rank]}: vocab_sizes is {sizes}"
-        )
-    if name == "linear_weight":
-        raise ValueError(
-            f"{function}: linear_weight must be this rank's shard of the head, but it is the same on every rank of"
-            f" process_group, with {sizes[0]} rows; pass head.chunk(world_size)[rank]"
-        )
-    _raise_mismatch(function, name, [])
-
-
-def _raise_mismatch(function: str, name: str, values: Sequence[object]) -> NoReturn:
+def raise_mismatch(function: str, name: str, values: Sequence[object]) -> NoReturn:
+    """Raise for an argument that is not the same on all ranks, and show the values if there are."""
     described = "it is not"
     if values:
         rank = next(rank for rank, value in enumerate(values) if value != values[0])
@@ -251,17 +172,3 @@ def _raise_mismatch(function: str, name: str, values: Sequence[object]) -> NoRet
             f"; if every rank has its own rows, as with FSDP2, pass {_INSTEAD[function]} instead of process_group"
         )
     raise ValueError(f"{function}: {name} must be the same on every rank of process_group, but {described}")
-
-
-def check_messages(function: str, messages: dict[str, int], gathered: Any) -> None:
-    """Raise if ranks would exchange messages of different sizes.
-
-    Args:
-        function: the name of the public function, for errors.
-        messages: what determines the sizes of messages, and its values on this rank.
-        gathered: per rank, the rows of the head and the values of ``messages``.
-    """
-    _, *columns = zip(*gathered, strict=True)
-    for (name, own), numbers in zip(messages.items(), columns, strict=True):
-        if len(set(numbers)) > 1:
-            _raise_mismatch(function, name, [type(own)(number) for number in numbers])

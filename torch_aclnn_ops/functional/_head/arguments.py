@@ -1,5 +1,6 @@
 """Arguments that losses on a linear layer's output share: the layer, token weights, and shifted labels."""
 
+import math
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
@@ -26,6 +27,11 @@ def check_token_weight(function: str, token_weight: object, target_shape: tuple[
         raise RuntimeError(
             f"{function}: token_weight must be on {input.device}, as input is, but it is on {token_weight.device}"
         )
+
+
+def flat(rows: Tensor) -> Tensor:
+    """Return the rows as a matrix."""
+    return rows if rows.dim() == 2 else rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
 
 
 def rounded_by_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ computes the statistics of a vocabulary sharded over processes.
 """
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal
 
 from torch_aclnn_ops._checks import check_bool
 from torch_aclnn_ops._drop_ins import drop_in
@@ -20,7 +20,6 @@ from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, 
 from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
-    Name,
     OutputName,
     shift_results,
 )
@@ -29,40 +28,25 @@ from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
     check_own_options,
     checked_chunks,
     checked_shift,
-    leave_to_torch,
     own_options,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.sharded_head import (
     call_in_fsdp_forward,
-    check_has_all_classes,
     local_arguments,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import any_subclass, is_left_to_torch
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Options
+from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
+    any_subclass,
+    is_left_to_torch,
+    leave_to_torch,
+)
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
 from torch import Tensor
 from torch.nn import Module
-from typing_extensions import Unpack
-
-if TYPE_CHECKING:
-    from torch_aclnn_ops.functional.linear_cross_entropy.losses import RequestedOutput
 
 __all__ = ["LinearCrossEntropyOutput", "linear_cross_entropy"]
 
 
-@overload
-def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first match applies
-    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[()] = ..., **options: Unpack[Options]
-) -> Tensor: ...
-@overload
-def linear_cross_entropy(
-    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[Name, ...], **options: Unpack[Options]
-) -> "RequestedOutput[Name]": ...
-@overload
-def linear_cross_entropy(
-    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Collection[OutputName], **options: Unpack[Options]
-) -> LinearCrossEntropyOutput: ...
 @drop_in
 def linear_cross_entropy(
     input: Tensor,
@@ -81,14 +65,14 @@ def linear_cross_entropy(
     shift: bool | int = False,
     token_weight: Tensor | None = None,
     zero_if_all_ignored: bool = False,
-    outputs: Collection[OutputName] = (),
+    outputs: tuple[OutputName, ...] | Collection[OutputName] = (),
     chunk_size: int | Literal["auto"] = "auto",
     max_memory: int | None = None,
     process_group: Any = None,
     vocab_sizes: Sequence[int] | None = None,
     reduce_input_grad: bool = True,
     fsdp_module: Module | None = None,
-) -> Tensor | LinearCrossEntropyOutput:
+) -> Any:
     """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without materializing all logits.
 
     A drop-in replacement for :func:`torch.nn.functional.linear_cross_entropy`, with two differences: only the logits of
@@ -97,11 +81,11 @@ def linear_cross_entropy(
 
     Args:
         input: Hidden states, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.
-        linear_weight: Weight of the head, shape (C, H), or (C, d_1, ..., d_K, H) for a K-dimensional loss; input's
-            dtype.
-        target: Class indices (int64 or uint8), shape () or (N,) or (B, T) or (N, d_1, ..., d_K); or probabilities,
-            floating point, shape (C,) or (N, C) or (B, T, C) or (N, C, d_1, ..., d_K).
-        linear_bias: Bias of the head, ``linear_weight``'s shape without H.
+        linear_weight: Weight of the head, shape (C, H); input's dtype. A K-dimensional loss, of a head of shape (C,
+            d_1, ..., d_K, H), is left to torch's function.
+        target: Class indices (int64 or uint8), shape () or (N,) or (B, T); or probabilities, floating point, shape (C,)
+            or (N, C) or (B, T, C).
+        linear_bias: Bias of the head, shape (C,).
         weight: Rescaling factor of each class, shape (C,), in input's dtype or float32; differentiable with
             probabilities only.
         reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that are not ignored) or ``"sum"``.
@@ -177,8 +161,7 @@ def linear_cross_entropy(
         call, process_group, vocab_sizes = local_arguments(call, process_group, vocab_sizes, reduce_input_grad)
     shards = None
     if process_group is not None or vocab_sizes is not None:
-        messages = messages_of(call)
-        shards = shards_of("linear_cross_entropy", process_group, vocab_sizes, call.linear_weight, messages)
+        shards = shards_of("linear_cross_entropy", process_group, vocab_sizes, call.linear_weight, call.input)
     check_bool("linear_cross_entropy", "reduce_input_grad", reduce_input_grad)
     call = check_own_options(call)
     places = 0 if shift is False else checked_shift(shift, call)
@@ -191,8 +174,6 @@ def linear_cross_entropy(
         result: Tensor | LinearCrossEntropyOutput = leave_to_torch(call, options, own)
     else:
         check_arguments(call, None if shards is None else shards.total)
-        if shards is None:
-            check_has_all_classes(call.linear_weight)
         is_small = shards is None and are_few(call)
         result = loss_of_few_logits(call) if is_small else compute(call, shards, reduce_input_grad)
     return shift_results(result, places) if places else result

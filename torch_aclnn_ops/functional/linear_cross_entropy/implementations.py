@@ -5,17 +5,15 @@ by CANN's fused operators      ``fused_loss``: from the losses of all rows; also
                                all have the operators
 other scalar losses            ``loss_with_gradients``: computed together with its gradients, chunk by chunk
 everything else                ``loss_of_statistics``: from differentiable statistics of each row, which are computed by
-                               CANN's fused operators or in chunks, for each position of a K-dimensional loss, or by
-                               all ranks that share a vocabulary
+                               CANN's fused operators or in chunks, or by all ranks that share a vocabulary
 =============================  =====================================================================================
 """
 
-import math
 from collections.abc import Callable
 
-from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.functional._drop_in import check_no_tangent
-from torch_aclnn_ops.functional._head.arguments import check_token_weight, rounded_by_autocast
+from torch_aclnn_ops.functional._head.arguments import check_token_weight, flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
 from torch_aclnn_ops.functional.linear_cross_entropy.fused_loss import fused_loss
@@ -55,7 +53,7 @@ def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool
     if call.max_memory is not None and not torch.compiler.is_compiling():
         # That of the largest shard, so that no rank raises alone while others wait in a collective.
         call.tile_rows(classes=None if shards is None else max(shards.sizes))
-    if call.linear_weight.dim() == 2 and not torch.compiler.is_compiling():  # compiled code chooses when it runs
+    if not torch.compiler.is_compiling():  # compiled code chooses when it runs
         call = call._replace(is_fused=why_not_fused(call) is None)
     implementation = _choose(call, shards)
     if shards is None:
@@ -67,7 +65,7 @@ def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool
 def _prepare(call: Call) -> Call:
     """Cast for autocast, flatten rows, and add what follows from the arguments."""
     input, linear_weight, linear_bias, target, weight, token_weight, *_ = call
-    shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
+    shape = tuple(input.shape[:-1])
     if weight is not None:
         if not target.is_floating_point():
             check_no_tangent("linear_cross_entropy", weight)
@@ -81,10 +79,10 @@ def _prepare(call: Call) -> Call:
         bias_grad = linear_bias is not None and linear_bias.requires_grad
         gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
     return call._replace(
-        input=input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
+        input=flat(input),
         linear_weight=linear_weight,
         linear_bias=linear_bias,
-        target=target if target.dim() == 1 and target.dtype == torch.int64 else _flatten_target(target, linear_weight),
+        target=flat(target) if target.is_floating_point() else target.reshape(-1).long(),
         weight=weight,
         token_weight=token_weight,
         label_smoothing=float(call.label_smoothing),
@@ -97,18 +95,9 @@ def _prepare(call: Call) -> Call:
     )
 
 
-def _flatten_target(target: Tensor, linear_weight: Tensor) -> Tensor:
-    """Flatten the targets, so that the positions of each row are consecutive."""
-    if not target.is_floating_point():
-        return target.reshape(-1).long()
-    if linear_weight.dim() > 2:
-        target = target.movedim(1, -1)
-    return target.reshape(math.prod(target.shape[:-1]), target.shape[-1])
-
-
 def _choose(call: Call, shards: VocabularyShards | None) -> Callable[[Call, SharedVocabulary | None], _Result]:
     """Choose the implementation of a call."""
-    if call.linear_weight.dim() > 2 or autograd.ENGINE.needs_formula(call, call.token_weight):
+    if autograd.ENGINE.needs_formula(call, call.token_weight):
         return loss_of_statistics
     is_fused = (why_not_fused(call) is None if call.is_fused is None else call.is_fused) and not call.predicted_tokens
     if is_fused and _can_fuse_loss(call, shards):
@@ -124,7 +113,7 @@ def _can_fuse_loss(call: Call, shards: VocabularyShards | None) -> bool:
         return False
     if shards is not None:
         # On every rank: those that differentiate a gradient need the same collectives.
-        if shards.excess or any(why_not_classes(size) is not None for size in shards.sizes):
+        if any(why_not_classes(size) is not None for size in shards.sizes):
             return False
     return call.gradients[0] == call.gradients[1]
 
@@ -155,8 +144,7 @@ def loss_of_statistics(call: Call, vocabulary: SharedVocabulary | None) -> _Resu
     if vocabulary is None:
         check_targets(call, rows.outside, classes)
     reduce: _Reduce = autograd.statistics if vocabulary is None else vocabulary.statistics
-    prepared = _of_rows(call, rows)
-    statistics = reduce(prepared) if call.linear_weight.dim() == 2 else _reduce_positions(prepared, reduce)
+    statistics = reduce(_of_rows(call, rows))
     if vocabulary is not None:
         check_targets(call, rows.outside, classes)  # after the collective, in which other ranks would wait for this one
     return assemble(statistics, rows, call)
@@ -165,25 +153,3 @@ def loss_of_statistics(call: Call, vocabulary: SharedVocabulary | None) -> _Resu
 def _of_rows(call: Call, rows: Rows) -> Call:
     """Return the call for the kernels, which need no weights of rows."""
     return call._replace(target=rows.target, weight=rows.class_weight, token_weight=None)
-
-
-def _reduce_positions(call: Call, reduce: _Reduce) -> Statistics:
-    """Reduce the logits of every row and position of a K-dimensional loss, as one linear layer per position."""
-    weight, bias = call.linear_weight, call.linear_bias
-    classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
-    wide_input = widen(call.input)  # so that the gradients of the positions are accumulated in float32
-    # unbind instead of indexing, whose gradient would have the size of the full head for each position
-    weights = weight.reshape(classes, positions, weight.shape[-1]).unbind(1)
-    biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
-    targets = call.target.reshape(-1, positions, *call.target.shape[1:]).unbind(1)
-    parts = [
-        reduce(
-            call._replace(
-                input=wide_input.to(weight.dtype), linear_weight=one_weight, linear_bias=one_bias, target=target
-            )
-        )
-        for one_weight, one_bias, target in zip(weights, biases, targets, strict=True)
-    ]
-    return Statistics._make(
-        None if column[0] is None else torch.stack(column, 1).reshape(-1) for column in zip(*parts, strict=True)
-    )

@@ -2,15 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple
 
-from torch_aclnn_ops._autograd.derivatives import is_jit_tracing
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
 from torch_aclnn_ops.functional._head.arguments import rows_to_labels
-from torch_aclnn_ops.ops._head.tiling import Sizes, tile_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
     IGNORED,
     Coefficients,
@@ -23,7 +21,7 @@ import torch
 from torch import Tensor
 
 OutputName = Literal["log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens", "logsumexp"]
-Name = TypeVar("Name", bound=OutputName)
+_Optional = Tensor | Any  # for type checkers, which need not see which outputs are requested
 
 
 class LinearCrossEntropyOutput(NamedTuple):
@@ -41,36 +39,12 @@ class LinearCrossEntropyOutput(NamedTuple):
     """
 
     loss: Tensor
-    log_probabilities: Tensor | None = None
-    entropy: Tensor | None = None
-    z_loss: Tensor | None = None
-    token_accuracy: Tensor | None = None
-    predicted_tokens: Tensor | None = None
-    logsumexp: Tensor | None = None
-
-
-if TYPE_CHECKING:  # requested outputs are not None
-    _Requested = TypeVar("_Requested", bound=OutputName, contravariant=True)
-    _Field = TypeVar("_Field", bound=OutputName)
-
-    class _Output(Generic[_Field]):
-        """A field that is a tensor in a result that has its name among the requested ones."""
-
-        @overload
-        def __get__(self, instance: "RequestedOutput[_Field]", owner: Any) -> Tensor: ...
-        @overload
-        def __get__(self, instance: "RequestedOutput[Any]", owner: Any) -> Tensor | None: ...
-        def __get__(self, instance: Any, owner: Any) -> Any: ...
-
-    class RequestedOutput(LinearCrossEntropyOutput, Generic[_Requested]):
-        """The result, with the names of the requested outputs in its type."""
-
-        log_probabilities: _Output[Literal["log_probabilities"]]
-        entropy: _Output[Literal["entropy"]]
-        z_loss: _Output[Literal["z_loss"]]
-        token_accuracy: _Output[Literal["token_accuracy"]]
-        predicted_tokens: _Output[Literal["predicted_tokens"]]
-        logsumexp: _Output[Literal["logsumexp"]]
+    log_probabilities: _Optional = None
+    entropy: _Optional = None
+    z_loss: _Optional = None
+    token_accuracy: _Optional = None
+    predicted_tokens: _Optional = None
+    logsumexp: _Optional = None
 
 
 @dataclass(frozen=True)
@@ -154,20 +128,10 @@ def check_targets(call: Call, outside: Tensor | None, classes: int) -> None:
 
 
 def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the sum of each row's probabilities times class weights, in the promoted dtype.
-
-    Computed in chunks to avoid a temporary of the size of the probabilities; compiled code fuses it instead.
-    """
+    """Return the sum of each row's probabilities times class weights, in the promoted dtype."""
     dtype = torch.promote_types(dtype, target.dtype)
-
-    def sums(rows: Tensor) -> Tensor:
-        # Not a matrix product, which autocast would compute in 16 bits.
-        return rows.sum(1, dtype=dtype) if class_weight is None else (rows.to(dtype) * class_weight.to(dtype)).sum(1)
-
-    if torch.compiler.is_compiling() or is_jit_tracing():
-        return sums(target)
-    tiling = tile_rows(NAME, Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu))
-    return torch.cat([sums(rows) for rows in target.split(tiling.rows_per_chunk)])
+    # Not a matrix product, which autocast would compute in 16 bits.
+    return target.sum(1, dtype=dtype) if class_weight is None else (target.to(dtype) * class_weight.to(dtype)).sum(1)
 
 
 def divisors(rows: Rows, call: Call) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp_forward
 from torch_aclnn_ops.functional._head.collectives import Members
-from torch_aclnn_ops.functional._head.shards import check_not_local_shard, is_dtensor
+from torch_aclnn_ops.functional._head.shards import is_dtensor
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _METHOD = "_call_in_fsdp_forward"
-_FSDP1 = (
+FSDP1 = (
     "FullyShardedDataParallel (FSDP1) unshards weights in its forward pass only: call linear_cross_entropy in the"
     " forward of the wrapped module, or use fully_shard (FSDP2) and pass fsdp_module"
 )
@@ -93,30 +93,14 @@ def local_arguments(
                 "linear_cross_entropy: process_group must be None or the group of linear_weight's mesh if"
                 f" linear_weight is a DTensor, but it is {process_group!r}"
             )
-    sizes = _sizes_of_chunks(head.shape[0], mesh.size())
-    if vocab_sizes is not None and tuple(vocab_sizes) != sizes:
-        raise ValueError(
-            f"linear_cross_entropy: vocab_sizes must be None or {sizes}, the shard sizes of linear_weight, but it"
-            f" is {vocab_sizes!r}"
-        )
+    if vocab_sizes is None:
+        vocab_sizes = _sizes_of_chunks(head.shape[0], mesh.size())
     input_grad_placements = None if reduce_input_grad else [Partial()]
     local: dict[str, Any] = {
         name: tensor.to_local(grad_placements=input_grad_placements if name == "input" else None)
         for name, tensor in dtensors.items()
     }
-    if local["linear_weight"].shape[0] != sizes[mesh.get_local_rank()]:
-        raise ValueError(
-            f"linear_cross_entropy: linear_weight must be sharded like torch.chunk, in {sizes} rows, but it has"
-            f" {local['linear_weight'].shape[0]} rows on rank {mesh.get_local_rank()}; pass its to_local() with"
-            " process_group and vocab_sizes"
-        )
-    return call._replace(**local), group, sizes
-
-
-def check_has_all_classes(linear_weight: Tensor) -> None:
-    """Raise if autograd shows that a head is the local shard of a DTensor, but no option says so."""
-    condition = "neither process_group nor fsdp_module is given"
-    check_not_local_shard("linear_cross_entropy", "linear_weight", linear_weight, condition, _FSDP_HINT)
+    return call._replace(**local), group, vocab_sizes
 
 
 def _sizes_of_chunks(rows: int, ranks: int) -> tuple[int, ...]:
@@ -156,15 +140,6 @@ def call_in_fsdp_forward(function: Callable[..., _Result], arguments: dict[str, 
     return result
 
 
-def check_not_fsdp1_shard(linear_weight: object) -> None:
-    """Raise for the flat shard that FSDP1 exposes as a parameter outside of its forward pass."""
-    if _fsdp() is not None and isinstance(linear_weight, Parameter) and linear_weight.dim() == 1:
-        raise RuntimeError(
-            "linear_cross_entropy: linear_weight must have shape (C, H) or (C, d_1, ..., d_K, H), but its shape is"
-            f" {list(linear_weight.shape)}; {_FSDP1}"
-        )
-
-
 def _fsdp() -> Any:
     # Importing the module takes a second; if it is not imported, nothing is sharded.
     return sys.modules.get("torch.distributed.fsdp")
@@ -186,6 +161,6 @@ def _sharded_module(module: Module, parameter: str) -> Module | None:
     *path, _ = parameter.split(".")
     modules = [module.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
     if any(isinstance(one, fsdp.FullyShardedDataParallel) for one in modules):
-        raise TypeError(f"linear_cross_entropy: fsdp_module must be a module that fully_shard has sharded; {_FSDP1}")
+        raise TypeError(f"linear_cross_entropy: fsdp_module must be a module that fully_shard has sharded; {FSDP1}")
     sharded = [one for one in modules if isinstance(one, fsdp.FSDPModule)]
     return sharded[-1] if sharded else None

@@ -5,7 +5,7 @@ rank computes those of the full vocabulary.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,31 +25,13 @@ from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
 from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import why_not_fused
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 # Options that must be the same on all ranks.
 _AGREED = (*NUMBERS, "reduction", "label_smoothing", "zero_if_all_ignored")
-_LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 represents all integers up to it
-
-
-def messages_of(call: Call) -> dict[str, int]:
-    """Return what determines which values, of which dtype, a rank sends; the arguments are not checked yet."""
-    input, label_smoothing = call.input, call.label_smoothing
-    names = set(call.outputs) if isinstance(call.outputs, Collection) else set()
-    return {
-        ROWS: math.prod(input.shape[:-1]) if isinstance(input, Tensor) else -1,
-        "whether input is float64": isinstance(input, Tensor) and input.dtype == torch.float64,
-        "whether label_smoothing is above 0": isinstance(label_smoothing, (int, float)) and label_smoothing > 0,
-        'whether outputs has "entropy"': "entropy" in names,
-        'whether outputs has "token_accuracy" or "predicted_tokens"': not names.isdisjoint(
-            ("token_accuracy", "predicted_tokens")
-        ),
-    }
 
 
 @dataclass(frozen=True)
@@ -66,14 +48,12 @@ class SharedVocabulary:
     Attributes:
         shards: Which rank has which classes.
         agreed: What must be the same on all ranks.
-        weights: Weights of rows and of classes, which ranks compare.
         reduces_gradient: Whether to sum the gradient of the input over the ranks, in one more collective; otherwise it
             is this rank's partial sum.
     """
 
     shards: VocabularyShards
     agreed: Agreed
-    weights: tuple[Tensor | None, Tensor | None]
     reduces_gradient: bool
 
     def statistics(self, call: Call) -> Statistics:
@@ -83,13 +63,14 @@ class SharedVocabulary:
         to the full vocabulary.
         """
         raise_if_compiled_transform()
-        sizes, summary = self.shards.sizes, self._summarize(call, _message_dtype(call, self.shards))
+        summary = self._summarize(call, accumulation_dtype(call.input.dtype))
         local, target_probability_sum = _local_call(call, self.shards, self.reduces_gradient)
         rows = statistics(local)
         gathered, disagree = self._exchange((*rows, target_probability_sum), summary, gather)
-        if not all(sizes):
-            gathered = gathered[[rank for rank, size in enumerate(sizes) if size > 0]]
-        results = self._combine(rows, gathered, call.weight)
+        *parts, sums = gathered.unbind(1)
+        remaining = iter(parts)
+        found = Statistics._make(None if row is None else next(remaining).to(row.dtype) for row in rows)
+        results = combine(found, sums, self.shards.slices(), call.weight)
         if not call.target.is_floating_point():
             results = results.without(call.target == IGNORED)
         if disagree is None:
@@ -130,9 +111,8 @@ class SharedVocabulary:
         )
 
     def _summarize(self, call: Call, dtype: torch.dtype) -> Summary:
-        is_soft, cut = call.target.is_floating_point(), (self.shards.excess, self.shards.sizes)
-        hard, soft = (None, call.target) if is_soft else (call.target, None)
-        return summarize(self.agreed, cut, call.input, call.linear_weight, hard, soft, dtype, self.weights)
+        target = None if call.target.is_floating_point() else call.target
+        return summarize(self.agreed, self.shards.sizes, call.input, call.linear_weight, target, dtype)
 
     def _exchange(
         self, rows: Sequence[Tensor | None], summary: Summary, gather: Callable[[Tensor, Members], Tensor]
@@ -146,14 +126,6 @@ class SharedVocabulary:
         summaries = messages[:, : summary.size]
         disagree = compare_summaries("linear_cross_entropy", self.agreed, summary, summaries, self.shards.sizes)
         return messages[:, summary.size :].unflatten(1, (len(given), given[0].shape[0])), disagree
-
-    def _combine(self, rows: Statistics, gathered: Tensor, class_weight: Tensor | None) -> Statistics:
-        """Combine gathered statistics and target probability sums; ``rows`` are this rank's statistics."""
-        *parts, sums = gathered.unbind(1)
-        remaining = iter(parts)
-        found = Statistics._make(None if row is None else next(remaining).to(row.dtype) for row in rows)
-        filled = [classes for classes, size in zip(self.shards.slices(), self.shards.sizes, strict=True) if size > 0]
-        return combine(found, sums.to(rows.predicted.dtype), filled, class_weight)
 
 
 def shared_vocabulary(
@@ -183,23 +155,13 @@ def shared_vocabulary(
         # The last one, because other differences cause it.
         "whether CANN's operators compute the loss": is_fused,
     }
-    return SharedVocabulary(shards, agreed, (call.token_weight, call.weight), reduces_gradient)
-
-
-def _message_dtype(call: Call, shards: VocabularyShards) -> torch.dtype:
-    if call.predicted_tokens and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
-        return torch.float64
-    return accumulation_dtype(call.input.dtype)
+    return SharedVocabulary(shards, agreed, reduces_gradient)
 
 
 def _local_call(call: Call, shards: VocabularyShards, reduces_gradient: bool) -> tuple[Call, Tensor]:
     """Return the call for this rank's classes, and the target probability in them for each row."""
     members, classes = shards.members, shards.own
-    weight, bias, target = call.linear_weight, call.linear_bias, call.target
-    if shards.excess:  # an error or nan follows, but this rank must still take part in the collectives
-        weight = pad(weight, (0, 0, 0, -shards.excess))
-        bias = None if bias is None else pad(bias, (0, -shards.excess))
-    class_weight = call.weight
+    class_weight, target = call.weight, call.target
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
     if target.is_floating_point():
         target = copy_to_group(target, members)[:, classes]
@@ -209,18 +171,10 @@ def _local_call(call: Call, shards: VocabularyShards, reduces_gradient: bool) ->
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
         target = torch.where(is_here, target - classes.start, elsewhere)
         target_probability_sum = is_here
-    if classes.start == classes.stop:
-        # An unused class, so that all ranks have the same graph, and the same order of collectives.
-        weight = pad(weight, (0, 0, 0, 1))
-        bias = None if bias is None else pad(bias, (0, 1))
-        class_weight = None if class_weight is None else pad(class_weight, (0, 1))
-        target = pad(target, (0, 1)) if target.is_floating_point() else target
-    local = call._replace(linear_weight=weight, linear_bias=bias, target=target, weight=class_weight, is_shard=True)
-    if not torch.compiler.is_compiling():
-        local = local._replace(is_fused=why_not_fused(local) is None)
+    local = call._replace(target=target, weight=class_weight, is_shard=True)
     if reduces_gradient:
         # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
-        is_fused = local.is_fused
+        is_fused = call.is_fused
         if is_fused is None:  # the choice of the compiled operator is not known yet
             is_fused = call.input.device.type == "npu" and not is_disabled()
         input = call.input if is_fused else widen(call.input)

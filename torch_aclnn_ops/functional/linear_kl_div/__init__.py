@@ -17,7 +17,7 @@ from torch_aclnn_ops.functional._head.arguments import check_token_weight, label
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
-from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, messages_of, prepare
+from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, prepare
 
 from torch import Tensor
 
@@ -80,7 +80,8 @@ def linear_kl_div(
         teacher_bias: Added to the teacher's logits, shape (V,).
         teacher_log_probs: Log-probabilities of all classes instead of the teacher's head, shape (..., V).
         teacher_probs: Probabilities of all classes instead of the teacher's head, shape (..., V).
-        teacher_top_k: Indices and log-probabilities of some classes, shape (..., k); the others are merged into one.
+        teacher_top_k: Indices and log-probabilities of some classes, shape (..., k); the others are merged into
+            one.
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
             ``"jensen_shannon"``, with m = beta teacher + (1 - beta) student the sum of beta KL(teacher || m) and
             (1 - beta) KL(student || m).
@@ -98,7 +99,7 @@ def linear_kl_div(
         reduction: ``"none"``, ``"mean"`` (over the rows that are not ignored, by ``token_weight``) or ``"sum"``.
         zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN. The gradients are 0 anyway.
         chunk_size: Number of rows whose logits are materialized at a time.
-        max_memory: Bytes that may be allocated besides arguments and results, which determines the chunk size.
+        max_memory: Bytes that logits and float32 accumulators may take, which determines the chunk size.
         process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded, in rank order:
             heads, biases and probabilities have this rank's classes; ``teacher_top_k`` has indices of all classes.
         vocab_sizes: Number of ``linear_weight``'s rows on each rank, which saves a collective.
@@ -137,9 +138,7 @@ def linear_kl_div(
         divergence, beta = "forward_kl" if beta == 0 else "reverse_kl", 0.5
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     temperature = check_number(NAME, "temperature", temperature)
-    arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
-    if process_group is None:
-        arguments.check_has_all_classes(linear_weight, teacher_weight)
+    arguments.check_student(input, linear_weight, linear_bias)
     if vocab_size is not None:
         arguments.check("vocab_size", process_group is None, "be None with process_group", f"is {vocab_size}")
         heads = (linear_weight, linear_bias, teacher_weight, teacher_bias)
@@ -176,7 +175,7 @@ def linear_kl_div(
         target, token_weight = labels_to_rows(target, token_weight, places, ignore_index)
         call = call._replace(target=target, token_weight=token_weight)
     if process_group is not None or vocab_sizes is not None:
-        call = call._replace(shards=shards_of(NAME, process_group, vocab_sizes, linear_weight, messages_of(call)))
+        call = call._replace(shards=shards_of(NAME, process_group, vocab_sizes, linear_weight, input))
     loss = compute(prepare(call))
     if reduction != "none":
         return loss

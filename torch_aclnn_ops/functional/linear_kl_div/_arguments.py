@@ -1,19 +1,24 @@
 """Checks of the arguments."""
 
-import math
 from numbers import Integral
 from typing import Any
 
 from torch_aclnn_ops._checks import describe, values_are_readable
 from torch_aclnn_ops._head_options import AT_LEAST_1, check_number
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
-from torch_aclnn_ops.functional._head.arguments import check_constant, rounded_by_autocast
-from torch_aclnn_ops.functional._head.shards import check_not_local_shard, is_dtensor
+from torch_aclnn_ops.functional._head.arguments import check_constant, flat, rounded_by_autocast
+from torch_aclnn_ops.functional._head.shards import is_dtensor
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 
 import torch
 from torch import Tensor
 
+# By default, the gradient of full_tensor() would lack what the rows of other ranks contribute.
+_REMEDY = (
+    'if it is sharded by fully_shard (FSDP2), pass its full_tensor(grad_placements=[Partial("avg")]), of a teacher'
+    f" its full_tensor().detach(), or call {NAME} in the forward pass of the module that is sharded with it; if the"
+    " ranks share the vocabulary, and all have the same input, pass its to_local() with process_group"
+)
 _TEACHERS = "teacher_input and teacher_weight, or teacher_log_probs, or teacher_probs, or teacher_top_k"
 
 
@@ -23,19 +28,14 @@ def check(name: str, is_right: bool, accepted: str, described: str, error: type[
         raise error(f"{NAME}: {name} must {accepted}, but it {described}")
 
 
-def flat(rows: Tensor) -> Tensor:
-    """Return the rows as a matrix."""
-    return rows if rows.dim() == 2 else rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
-
-
-def check_student(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, is_shard: bool) -> None:
+def check_student(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
     """Check that rows and head match."""
     _check_tensor("input", input, input)
     _check_tensor("linear_weight", linear_weight, input)
     check("input", input.dim() >= 1, "have shape (H,), (N, H) or (B, T, H)", "has no dimension")
     _check_head("linear_weight", linear_weight, "input", input)
     classes = linear_weight.shape[0]
-    check("linear_weight", classes > 0 or is_shard, "have at least one class", "has none")
+    check("linear_weight", classes > 0, "have at least one class", "has none")
     for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
         if tensor is not None:
             _check_tensor(name, tensor, input)
@@ -58,7 +58,7 @@ def _check_bias(name: str, bias: Tensor | None, classes: int) -> None:
 def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = True) -> None:
     if not isinstance(tensor, Tensor) or overrides_torch(tensor):
         described = f"is of {type(tensor)}" if isinstance(tensor, Tensor) else f"is {describe(tensor)}"
-        described = f"is a DTensor; {_hint_of_dtensor(name)}" if is_dtensor(tensor) else described
+        described = f"is a DTensor; {_REMEDY}" if is_dtensor(tensor) else described
         check(name, False, "be a plain tensor", described, TypeError)
     assert isinstance(tensor, Tensor)
     if is_floating:
@@ -67,20 +67,6 @@ def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = 
         check(name, is_right, "have a floating-point dtype and be strided", described, TypeError)
     described = f"is on {tensor.device}"
     check(name, tensor.device == input.device, f"be on {input.device}, as input is", described, RuntimeError)
-
-
-def _hint_of_dtensor(name: str) -> str:
-    if name not in ("linear_weight", "linear_bias", "teacher_weight", "teacher_bias"):
-        return "pass its to_local() or full_tensor()"
-    shared = "if the ranks share the vocabulary, and all have the same input, pass its to_local() with process_group"
-    return f"{_hint_of_fsdp(name)}; {shared}"
-
-
-def _hint_of_fsdp(name: str) -> str:
-    # By default, the gradient of full_tensor() would lack what the rows of other ranks contribute.
-    placements = '(grad_placements=[Partial("avg")])' if name.startswith("linear") else "().detach()"
-    where = f"call {NAME} in the forward pass of the module that is sharded with it"
-    return f"if it is sharded by fully_shard (FSDP2), pass its full_tensor{placements}, or {where}"
 
 
 def first_classes(vocab_size: int, dim: int, *tensors: Any) -> tuple[Any, ...]:
@@ -93,13 +79,6 @@ def first_classes(vocab_size: int, dim: int, *tensors: Any) -> tuple[Any, ...]:
         check("vocab_size", number <= size, f"be at most the {size} classes of every head", f"is {vocab_size}")
         found.append(tensor.narrow(dim, 0, number) if is_tensor else tensor)
     return tuple(found)
-
-
-def check_has_all_classes(linear_weight: Tensor, teacher_weight: object) -> None:
-    """Raise if autograd shows that a head is the local shard of a DTensor, where no process group is given."""
-    for name, weight in (("linear_weight", linear_weight), ("teacher_weight", teacher_weight)):
-        if isinstance(weight, Tensor):
-            check_not_local_shard(NAME, name, weight, "process_group is not given", _hint_of_fsdp(name))
 
 
 def with_teacher(call: Call, log_probs: Any, probs: Any, top_k: Any) -> Call:
@@ -187,6 +166,8 @@ def _check_constant(call: Call, name: str | None) -> None:
 
 def check_classes(indices: Tensor, ignored: Tensor | None, classes: int) -> Tensor:
     """Return which rows repeat a class or have an invalid one; raise for them where values can be read."""
+    number = indices.shape[1]
+    check("teacher_top_k[0]", number < classes, f"have fewer than all {classes} classes of a row", f"has {number}")
     ordered = indices.sort(1).values
     is_wrong = (ordered[:, 0] < 0) | (ordered[:, -1] >= classes)
     is_twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 NAME = "linear_kl_div"
-_TEMPORARIES = 6  # of a block's size
+_TEMPORARIES = 6  # tensors of a block's size that a block needs at once; two more for labels
 
 
 class Call(NamedTuple):
@@ -55,11 +55,6 @@ class Call(NamedTuple):
         return self.target if self.hard_weight else None
 
     @property
-    def temporaries(self) -> int:
-        """The number of tensors of a block's size that a block needs at once."""
-        return _TEMPORARIES if self.labels is None else _TEMPORARIES + 2
-
-    @property
     def may_be_masked(self) -> bool:
         """Whether classes may have a probability of 0."""
         return self.linear_bias is not None or self.teacher_weight is None or self.teacher_bias is not None
@@ -69,54 +64,30 @@ class Call(NamedTuple):
         """The classes of this process, in the vocabulary."""
         return slice(0, self.linear_weight.shape[0]) if self.shards is None else self.shards.own
 
-    def tile_rows(self, rows: int, classes: int | None = None) -> Tiling:
+    @property
+    def has_small_blocks(self) -> bool:
+        """Whether few rows of a chunk are reduced at once, which stay in a CPU's cache.
+
+        Otherwise all of them are, on a device, whose launches cost more, and where processes share a vocabulary, which
+        have one collective for all of them.
+        """
+        return self.linear_weight.is_cpu and self.shards is None
+
+    def tile_rows(self, rows: int) -> Tiling:
         """Divide rows into chunks, or raise for a ``max_memory`` that is too small.
 
         Processes that share a vocabulary have one collective for each chunk, and so need the same chunks.
         """
-        if self.shards is not None and classes is None:
-            # torch.compile and gradients that differ between ranks must not make other chunks.
-            common = self.tile_rows(rows, max(self.shards.sizes))
-            here = self.linear_weight.shape[0]
-            return replace(common, classes=here, keeps_gradients=False)
-        weight, teacher = self.linear_weight, self.teacher_weight
-        classes = weight.shape[0] if classes is None else classes
-        beside = 0
-        if teacher is not None:
-            sizes = Sizes(rows, classes, teacher.shape[1], teacher.dtype, weight.is_cpu)
-            block = tiling.tile_rows(NAME, sizes).classes_per_block
-            beside = block * teacher.shape[1] * sizes.wide_itemsize if sizes.is_widened else 0
+        weight, is_shared = self.linear_weight, self.shards is not None
+        classes = weight.shape[0] if self.shards is None else max(self.shards.sizes)
         copies = 1 if self.teacher_indices is not None else 2
-        if weight.is_cpu and self.shards is None:
-            beside += self.temporaries * self.rows_of_block(rows, classes) * classes * self.loss_dtype().itemsize
-        else:
-            copies += self.temporaries
-        sizes = Sizes(rows, classes, weight.shape[1], weight.dtype, weight.is_cpu, beside)
-        is_alone = self.shards is None
-        with_gradient = self.gradients[1] if is_alone else True
-        units = is_alone and has_bfloat16_units(weight)
-        return tiling.tile_rows(NAME, sizes, self.chunk_size, self.max_memory, copies, with_gradient, units)
-
-    def tile_teacher(self, cut: Tiling) -> Tiling:
-        """Return the chunks of the teacher's head."""
-        weight = self.teacher_weight
-        assert weight is not None
-        sizes = Sizes(cut.rows, weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
-        return replace(cut, classes_per_block=tiling.tile_rows(NAME, sizes).classes_per_block)
-
-    def rows_of_block(self, rows: int, classes: int) -> int:
-        """Return how many rows of a chunk are reduced at once.
-
-        All of them on a device, whose launches cost more than a cache saves, and where processes share a vocabulary,
-        which have one collective for all of them.
-        """
-        if not self.linear_weight.is_cpu or self.shards is not None:
-            return max(rows, 1)
-        row = self.loss_dtype().itemsize
-        most = min(rows, tiling.rows_of_block(classes, row), rows if self.chunk_size is None else self.chunk_size)
-        if self.max_memory is not None:
-            most = min(most, self.max_memory // (2 * self.temporaries * row * classes))
-        return max(most, 1)
+        if not self.has_small_blocks:
+            copies += _TEMPORARIES if self.labels is None else _TEMPORARIES + 2
+        sizes = Sizes(rows, classes, weight.shape[1], weight.dtype, weight.is_cpu)
+        limits = self.chunk_size, self.max_memory
+        units = not is_shared and has_bfloat16_units(weight)
+        found = tiling.tile_rows(NAME, sizes, *limits, copies, self.gradients[1] or is_shared, units)
+        return replace(found, classes=weight.shape[0])
 
     def loss_dtype(self) -> torch.dtype:
         """Return the dtype of the losses."""

@@ -5,8 +5,6 @@ computed in float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.line
 mathematics in differentiable calls.
 """
 
-import math
-
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import without_autocast
@@ -20,7 +18,7 @@ from torch_aclnn_ops.functional.linear_kl_div.formula import (
 )
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.products import Head, logits_buffer
-from torch_aclnn_ops.ops._head.tiling import Tiling
+from torch_aclnn_ops.ops._head.tiling import Tiling, rows_of_block
 
 import torch
 from torch import Tensor
@@ -31,12 +29,12 @@ class _Kernel:
 
     def __init__(self, call: Call, kept: KeptRows, cut: Tiling) -> None:
         self.call, self.kept = call, kept
-        self.head = Head(call.linear_weight, call.linear_bias, 1 / call.temperature, cut)
+        self.head = Head(call.linear_weight, call.linear_bias, 1 / call.temperature, cut.rows)
         self.teacher_head: Head | None = None
         self._teacher_buffer: Tensor | None = None
         weight = call.teacher_weight
         if weight is not None:
-            self.teacher_head = Head(weight, call.teacher_bias, 1 / call.temperature, call.tile_teacher(cut))
+            self.teacher_head = Head(weight, call.teacher_bias, 1 / call.temperature, cut.rows)
             self._teacher_buffer = logits_buffer(weight, self.teacher_head, cut)
 
     def teacher_logits(self, rows: slice) -> Tensor | None:
@@ -61,25 +59,25 @@ class _Kernel:
 
     def _normalized(self, student: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Turn logits into log-probabilities, in one collective where processes share a vocabulary."""
-        given = [student] if teacher is None else [student, teacher]
+        found = [student] if teacher is None else [student, teacher]
         if self.call.shards is None:
-            found = [_log_softmax(logits) for logits in given]
+            found = [_log_softmax(logits) for logits in found]
         else:
-            found = given
-            offsets = torch.stack([_subtract_largest(logits).to(student.dtype) for logits in given])
-            log_sums = torch.stack([logits.logsumexp(1).to(student.dtype) for logits in given])
+            offsets = torch.stack([logits.amax(1) for logits in found])
+            for logits, offset in zip(found, offsets, strict=True):
+                logits.sub_(offset.unsqueeze(1))
+            log_sums = torch.stack([logits.logsumexp(1) for logits in found])
             gathered = gather_constant(torch.stack([offsets, log_sums]), self.call.shards.members)
-            # The offset of a process without classes, whose sum is 0, does not count.
-            largest = gathered[:, 0].masked_fill(gathered[:, 1] == -math.inf, -math.inf).amax(0)
+            largest = gathered[:, 0].amax(0)
             total = (gathered[:, 1] + (gathered[:, 0] - largest)).logsumexp(0)
-            for logits, log_sum in zip(given, (largest - offsets) + total, strict=True):
+            for logits, log_sum in zip(found, (largest - offsets) + total, strict=True):
                 logits.sub_(log_sum.unsqueeze(1))
         return found[0], found[1] if len(found) > 1 else None
 
     def blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Results]:
         """Compare the rows of a chunk, as many at once as fit a cache (all if processes share a vocabulary)."""
         number, call, teacher_logits = logits.shape[0], self.call, self.teacher_logits(rows)
-        size = call.rows_of_block(number, logits.shape[1])
+        size = rows_of_block(logits.shape[1], logits.itemsize) if call.has_small_blocks else number
         results: list[Results] = []
         for of_input in blocks_of(rows, size):
             block = slice(of_input.start - rows.start, of_input.stop - rows.start)
@@ -119,8 +117,6 @@ class _Kernel:
         logits = student * temperature
         log_sums = self.log_sum(logits.logsumexp(1))
         is_here = ((labels >= classes.start) & (labels < classes.stop)).unsqueeze(1)
-        if student.shape[1] == 0:
-            return weight * (log_sums - self.sum(torch.zeros_like(log_sums))), None
         columns = (labels - classes.start).clamp(0, student.shape[1] - 1).unsqueeze(1)
         of_labels = self.sum(logits.gather(1, columns).masked_fill(~is_here, 0).squeeze(1))
         losses = weight * (log_sums - of_labels)
@@ -161,34 +157,23 @@ class _Kernel:
         """Compare with a top-k teacher, all of whose other classes count as one."""
         places = Places.of(given)
         few = self.log_sum(places.log_probabilities(student))
-        teacher = log_probabilities_with_rest(given, few)
+        teacher = log_probabilities_with_rest(given, few.dtype)
         losses, slopes = self._losses_and_slopes(few, teacher, factors is not None)
-        if factors is None or slopes is None or student.shape[1] == 0:
+        if factors is None or slopes is None:
             return losses
         # The softmax over the other classes, whose share of the probability may be too small to divide by; at most 1 at
         # the top-k classes, whose gradient then replaces it.
         rest, total = few[:, -1:], slopes.sum(1, keepdim=True)
-        offset = rest.masked_fill(rest == -math.inf, 0)
-        factor = torch.where(rest == -math.inf, 0, slopes[:, -1:]) - rest.exp() * total
-        at_others = (few[:, :-1] - offset).clamp(max=0).exp() * factor
+        factor = slopes[:, -1:] - rest.exp() * total
+        at_others = (few[:, :-1] - rest).clamp(max=0).exp() * factor
         at_classes = (slopes[:, :-1] - few[:, :-1].exp() * total - at_others).masked_fill(~places.is_here, 0)
-        torch.sub(student, offset, out=gradient).clamp_(max=0).exp_().mul_(factor)
+        torch.sub(student, rest, out=gradient).clamp_(max=0).exp_().mul_(factor)
         gradient.scatter_add_(1, places.columns, at_classes).mul_(factors.unsqueeze(1))
         return losses
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits, 1, out=logits) if logits.is_cpu else logits.log_softmax(1)
-
-
-def _subtract_largest(logits: Tensor) -> Tensor:
-    """Subtract the largest of each row, and return it; 0 where there is none."""
-    largest = logits.new_zeros(logits.shape[0])
-    if logits.shape[1] > 0:
-        largest = logits.amax(1)
-        largest = largest.masked_fill(largest == -math.inf, 0)
-    logits.sub_(largest.unsqueeze(1))
-    return largest
 
 
 @without_autocast

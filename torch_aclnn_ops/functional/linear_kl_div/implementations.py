@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from torch_aclnn_ops._autograd.derivatives import any_differentiated
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
-from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast
+from torch_aclnn_ops.functional._head.arguments import flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
-from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, check_labels, flat
+from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, check_labels
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_in_chunks
 from torch_aclnn_ops.functional.linear_kl_div.formula import losses_of_rows
@@ -56,16 +56,6 @@ class _Divergence(HeadLoss):
 _ENGINE = Engine(_Divergence(NAME, Call, _UNREAD, _OF_ROWS))
 
 
-def messages_of(call: Call) -> dict[str, int]:
-    """Return what determines the sizes of messages between processes."""
-    return {
-        ROWS: call.input.shape[:-1].numel(),
-        "the number of classes of teacher_top_k": 0 if call.teacher_indices is None else call.teacher_indices.shape[1],
-        "whether teacher_weight is given": call.teacher_weight is not None,
-        "whether input is float64": call.input.dtype == torch.float64,
-    }
-
-
 def prepare(call: Call) -> Call:
     """Cast as autocast asks, flatten the rows, and raise for a ``max_memory`` that is too small."""
     student, target = (call.input, call.linear_weight, call.linear_bias), call.target
@@ -108,25 +98,10 @@ def _check_agreement(call: Call, shards: VocabularyShards, token_weight: Tensor 
         "whether token_weight is given": token_weight is not None,
         "whether a gradient is needed": any_differentiated(student),
     }
-    weights = token_weight, None
-    summary = summarize(
-        agreed,
-        (shards.excess, shards.sizes),
-        input,
-        call.linear_weight,
-        call.target,
-        _of_teacher(call),
-        call.loss_dtype(),
-        weights,
-    )
+    summary = summarize(agreed, shards.sizes, input, call.linear_weight, call.target, call.loss_dtype())
     summaries = gather_constant(torch.cat(summary.sent), shards.members)
-    disagree = compare_summaries(NAME, agreed, summary, summaries, shards.sizes, ("input", "teacher"))
+    disagree = compare_summaries(NAME, agreed, summary, summaries, shards.sizes)
     return call if disagree is None else call._replace(input=input * nan_if(disagree, input.dtype))
-
-
-def _of_teacher(call: Call) -> Tensor | None:
-    """Return the teacher's tensor that must be the same on every process."""
-    return call.teacher_values if call.teacher_indices is not None else call.teacher_input
 
 
 def compute(call: Call) -> Tensor:

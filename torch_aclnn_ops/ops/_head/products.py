@@ -3,7 +3,7 @@
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops._head.tiling import Tiling, slices
+from torch_aclnn_ops.ops._head.tiling import Sizes, Tiling, slices
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def has_logits_kernel(weight: Tensor, rows: int) -> bool:
 class Head:
     """The weight and bias of a linear layer, whose logits are multiplied by ``scale``."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, tiling: Tiling) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, rows: int) -> None:
         self.weight = weight
         self.bias = None if bias is None else widen(bias)
         self.scale = scale
@@ -41,9 +41,10 @@ class Head:
         self.is_wide = weight.dtype == self.dtype
         # kernels cannot run on fake tensors
         is_real = type(weight) in (Tensor, torch.nn.Parameter)
-        self._has_logits_kernel = is_real and not self.is_wide and has_logits_kernel(weight, tiling.rows)
+        self._has_logits_kernel = is_real and not self.is_wide and has_logits_kernel(weight, rows)
         self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
-        self._classes_per_block = tiling.classes_per_block
+        sizes = Sizes(rows, weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
+        self._classes_per_block = sizes.classes_per_block
 
     def logits(self, input: Tensor, out: Tensor) -> Tensor:
         """Write ``scale * (input @ weight.T + bias)`` to ``out``."""

@@ -39,7 +39,6 @@ class Sizes:
     features: int
     dtype: torch.dtype
     is_cpu: bool
-    beside: int = 0  # bytes allocated besides the chunks, for instance by another head
 
     @property
     def wide_itemsize(self) -> int:
@@ -51,6 +50,13 @@ class Sizes:
         """Whether the head is upcast for the logits."""
         return self.dtype.itemsize < self.wide_itemsize
 
+    @property
+    def classes_per_block(self) -> int:
+        """Classes of the head per matrix product."""
+        if not self.is_cpu and not self.is_widened:
+            return max(self.classes, 1)
+        return max(min(_BLOCK_BYTES // max(self.features * self.wide_itemsize, 1), self.classes), 1)
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -59,7 +65,6 @@ class Tiling:
     rows: int  # of the input
     classes: int  # of the head
     rows_per_chunk: int  # rows whose logits are materialized at a time
-    classes_per_block: int  # classes per matrix product
     # whether the gradients of all logits are kept in 16 bits, for a single product for the head's gradient
     keeps_gradients: bool
     bytes_held: int  # memory for logits, their gradients and float32 accumulators
@@ -75,17 +80,10 @@ class Tiling:
         return f"{number} chunk{'s' if number > 1 else ''} of {rows} row{'' if rows == 1 else 's'}, {held}"
 
 
-def _classes_per_block(sizes: Sizes) -> int:
-    """Return how many classes a matrix product has."""
-    if not sizes.is_cpu and not sizes.is_widened:
-        return max(sizes.classes, 1)
-    return max(min(_BLOCK_BYTES // max(sizes.features * sizes.wide_itemsize, 1), sizes.classes), 1)
-
-
 class _Costs:
     """The memory that chunks of rows need, in bytes."""
 
-    def __init__(self, sizes: Sizes, block: int, copies: int, with_gradient: bool, keeps_gradients: bool) -> None:
+    def __init__(self, sizes: Sizes, copies: int, with_gradient: bool, keeps_gradients: bool) -> None:
         rows, features, itemsize = sizes.rows, sizes.features, sizes.wide_itemsize
         logits = sizes.classes * itemsize
         self.rows = rows
@@ -94,9 +92,9 @@ class _Costs:
         self.keeps_gradients = keeps_gradients
         # Until the kept gradients are multiplied, the memory of the head's gradient can hold the logits of some rows.
         self.free_rows = features * sizes.dtype.itemsize // itemsize if keeps_gradients else 0
-        block_bytes = block * features * itemsize if sizes.is_widened else 0
+        block_bytes = sizes.classes_per_block * features * itemsize if sizes.is_widened else 0
         kept_bytes = rows * sizes.classes * sizes.dtype.itemsize if keeps_gradients else 0
-        self.constant = sizes.beside + block_bytes + kept_bytes  # independent of the chunk size
+        self.constant = block_bytes + kept_bytes  # independent of the chunk size
         # A 16-bit gradient of the head needs a float32 accumulator if there is more than one chunk.
         self.sum = logits * features if sizes.is_widened and with_gradient and not keeps_gradients else 0
 
@@ -136,15 +134,14 @@ def tile_rows(
         function: The public function, for errors.
         sizes: The sizes of the call.
         chunk_size: The number of rows whose logits are materialized at a time, if it is given.
-        max_memory: Bytes that may be allocated besides arguments and results, if ``chunk_size`` is not given.
+        max_memory: Bytes that logits and float32 accumulators may take, if ``chunk_size`` is not given.
         copies: Number of tensors of the logits' size that are alive at the same time.
         with_gradient: Whether the gradient of the head is needed.
         units: Whether the device has native matrix instructions for the head's dtype.
     """
     rows, classes = sizes.rows, sizes.classes
-    block = _classes_per_block(sizes)
     keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * sizes.features
-    costs = _Costs(sizes, block, copies, with_gradient, keeps_gradients)
+    costs = _Costs(sizes, copies, with_gradient, keeps_gradients)
     if chunk_size is not None:
         rows_per_chunk = chunk_size
     elif max_memory is None:
@@ -152,7 +149,7 @@ def tile_rows(
     else:
         found, min_bytes = costs.max_rows(max_memory), costs.min_bytes()
         if found is None and keeps_gradients:
-            costs = _Costs(sizes, block, copies, with_gradient, False)
+            costs = _Costs(sizes, copies, with_gradient, False)
             found, min_bytes = costs.max_rows(max_memory), min(costs.min_bytes(), min_bytes)
         if found is None:
             raise ValueError(
@@ -161,7 +158,7 @@ def tile_rows(
         rows_per_chunk = found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
-    return Tiling(rows, classes, rows_per_chunk, block, costs.keeps_gradients, held)
+    return Tiling(rows, classes, rows_per_chunk, costs.keeps_gradients, held)
 
 
 # The calls of a training loop have the same sizes.

@@ -1,13 +1,11 @@
 """The carrier of the arguments of one call of ``linear_cross_entropy``, from the function to the kernels."""
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._head_options import NON_NEGATIVE, OPTIONAL_POSITIVE, POSITIVE, check_number
 from torch_aclnn_ops._numerics import accumulation_dtype
-from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
-from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops._head.products import has_bfloat16_units
 from torch_aclnn_ops.ops._head.tiling import Sizes, Tiling
@@ -15,32 +13,8 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 NAME = "linear_cross_entropy"
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments but ``outputs``, which decides about the type of the result."""
-
-    linear_bias: Tensor | None
-    weight: Tensor | None
-    reduction: Reduction
-    ignore_index: int | None
-    label_smoothing: float
-    options: "LinearCrossEntropyOptions | None"
-    softcap: float | None
-    lse_square_scale: float
-    temperature: float
-    shift: bool | int
-    token_weight: Tensor | None
-    zero_if_all_ignored: bool
-    chunk_size: int | Literal["auto"]
-    max_memory: int | None
-    process_group: Any
-    vocab_sizes: Sequence[int] | None
-    reduce_input_grad: bool
-    fsdp_module: Module | None
 
 
 class Call(NamedTuple):
@@ -104,7 +78,7 @@ class Call(NamedTuple):
         weight = self.linear_weight
         rows = self.input.shape[0] if rows is None else rows
         classes = weight.shape[0] if classes is None else classes
-        sizes = Sizes(rows, classes, weight.shape[-1], weight.dtype, weight.is_cpu)
+        sizes = Sizes(rows, classes, weight.shape[1], weight.dtype, weight.is_cpu)
         units = has_bfloat16_units(weight)
         # Tensors of the logits' size that are alive at the same time.
         copies = 1 + (self.softcap is not None) + self.entropy + 2 * self.target.is_floating_point()

@@ -6,7 +6,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import CHIPS, linear_limits, row_chunks, unpack_mask
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import CHIPS, linear_limits, unpack_mask
 
 import torch
 from torch import Tensor
@@ -89,21 +89,6 @@ def _grad_logits(
     return softmax.mul_(grad.unsqueeze(1))
 
 
-def _kernel(
-    grad: Tensor, input: Tensor, weight: Tensor, target_mask: Tensor, masked_target: Tensor, *reduced: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    wide_weight = widen(weight)
-    masked = unpack_mask(target_mask, grad.shape[0])
-    input_grad = input.new_empty(input.shape)
-    weight_grad = wide_weight.new_zeros(wide_weight.shape)
-    for rows in row_chunks(grad.shape[0], weight.shape[0]):
-        wide_input, chunk = widen(input[rows]), [None if tensor is None else tensor[rows] for tensor in reduced]
-        grad_logits = _grad_logits(wide_input, wide_weight, grad[rows], masked[rows], masked_target[rows], chunk)
-        input_grad[rows] = grad_logits @ wide_weight
-        weight_grad.addmm_(grad_logits.T, wide_input)
-    return input_grad, weight_grad.to(weight.dtype)
-
-
 def _limits(soc: str, _grad: Tensor, input: Tensor, weight: Tensor, *others: Any) -> str | None:
     reason, softmax = linear_limits(soc, input, weight), others[-1]
     if reason is None and softmax is not None and any(map(int.__gt__, (input.shape[0], weight.shape[0]), _MAX_SOFTMAX)):
@@ -125,6 +110,5 @@ fused_linear_cross_entropy_loss_grad = RawOperator(
     check=_check,
     check_values=_check_values,
     formula=formula,
-    kernel=_kernel,
     fake=_fake,
 )

@@ -52,7 +52,7 @@ def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Res
     have_classes = kept.have_labels and not call.is_shard
     # The softcap is applied before the temperature.
     scale = 1.0 if call.softcap is not None else 1 / call.temperature
-    head = Head(call.linear_weight, call.linear_bias, scale, tiling)
+    head = Head(call.linear_weight, call.linear_bias, scale, kept.number)
 
     def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
         # All rows at once on a device, to launch fewer kernels.

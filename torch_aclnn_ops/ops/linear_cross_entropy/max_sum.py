@@ -3,15 +3,12 @@
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops._head.tiling import slices
 
 import torch
 from torch import Tensor
 
 _NAME = "fused_linear_online_max_sum"
 
-# Logits materialized at a time: 32 MiB in float32, enough rows for efficient matrix products.
-_LOGITS_AT_A_TIME = 2**23
 # Limits of the kernels; CANN's phase one does not check all of them.
 CHIPS = ("Ascend910B", "Ascend910_93")
 _MIN_CLASSES = 128
@@ -45,12 +42,6 @@ def why_not_classes(classes: int) -> str | None:
 
 def _limits(soc: str, input: Tensor, weight: Tensor, *others: object) -> str | None:
     return linear_limits(soc, input, weight) or why_not_classes(weight.shape[0])
-
-
-def row_chunks(rows: int, classes: int) -> list[slice]:
-    """Split rows into chunks with a bounded number of logits, whose sizes are multiples of 8 for the packed mask."""
-    size = max(_LOGITS_AT_A_TIME // max(classes, 1) // 8 * 8, 8)
-    return slices(0, rows, size)
 
 
 def pack_mask(mask: Tensor) -> Tensor:
@@ -125,21 +116,6 @@ def formula(
     )
 
 
-def _kernel(
-    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, return_logits: bool
-) -> tuple[Tensor, ...]:
-    wide_weight = widen(weight)
-    outputs = _fake(input, weight, target, vocab_start_index, vocab_end_index, return_logits)
-    for rows in row_chunks(input.shape[0], weight.shape[0]):
-        chunk = formula(
-            widen(input[rows]), wide_weight, target[rows], vocab_start_index, vocab_end_index, return_logits
-        )
-        mask_bytes = slice(rows.start // 8, (rows.stop + 7) // 8)
-        for output, part, place in zip(outputs, chunk, (rows, rows, rows, mask_bytes, rows, rows), strict=True):
-            output[place] = part
-    return outputs
-
-
 def _fake(
     input: Tensor, weight: Tensor, target: Tensor, _start: int, _end: int, return_logits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -165,6 +141,5 @@ fused_linear_online_max_sum = RawOperator(
     check=_check,
     check_values=_check_values,
     formula=formula,
-    kernel=_kernel,
     fake=_fake,
 )

@@ -4,8 +4,6 @@ Everything is computed in float32 (float64 for float64): in place by :func:`redu
 differentiable calls by :func:`statistics_of_rows`, for derivatives that the kernels do not have.
 """
 
-import math
-
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED, Coefficients, Statistics
@@ -33,11 +31,7 @@ def reduce_rows(
         slope = None if factors is None else logits.square().neg_().add_(1)
         logits.mul_(call.softcap / call.temperature)
     logits_max = logits.amax(1)
-    offset, is_masked = logits_max, None
-    if call.is_shard and call.linear_bias is not None:
-        # A bias of -inf may mask all classes of a shard. A row with all classes masked is nan.
-        is_masked = logits_max == -math.inf
-        offset = logits_max.masked_fill(is_masked, 0)
+    offset = logits_max
     tokens = logits.argmax(1) if call.predicted_tokens else None
     weighted = None
     if call.weighted:
@@ -46,17 +40,11 @@ def reduce_rows(
         offset = torch.zeros_like(offset)
         weighted = logits.sum(1) if class_weight is None else logits @ class_weight
     predicted = _predicted(logits, target, class_weight, offset, have_classes)
-    if is_masked is not None:
-        # Any finite distribution will do: a masked shard gets a weight of 0.
-        logits.masked_fill_(is_masked.unsqueeze(1), 0)
     probabilities = torch.softmax(logits, 1, out=logits) if logits.is_cpu else logits.softmax(1)
     # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers, because
     # log uses MKL, whose threads must be woken up.
     log_sum_exp = -torch.xlogy(1, probabilities.amax(1))
     entropy = torch.special.entr(probabilities).sum(1) if call.entropy else None
-    if is_masked is not None:
-        log_sum_exp.masked_fill_(is_masked, -math.inf)
-        entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
     found = Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
     if factors is not None:
         if call.temperature != 1:
@@ -136,14 +124,8 @@ def statistics_of_rows(call: Call) -> tuple[Tensor, ...]:
     if call.temperature != 1:
         logits = logits / call.temperature
     logits_max = logits.detach().amax(1)
-    shifted = finite = logits - logits_max.unsqueeze(1)
-    is_masked = None
-    if call.is_shard and linear_bias is not None:
-        # A bias of -inf may mask all classes of a shard, which then has a weight of 0 and no derivative.
-        is_masked = logits_max == -math.inf
-        shifted = logits - logits_max.masked_fill(is_masked, 0).unsqueeze(1)
-        finite = shifted.masked_fill(is_masked.unsqueeze(1), 0)
-    log_sum_exp = finite.exp().sum(1).log()
+    shifted = logits - logits_max.unsqueeze(1)
+    log_sum_exp = shifted.exp().sum(1).log()
     if target.is_floating_point():
         distribution = widen(target) if class_weight is None else widen(target) * class_weight
         predicted = (distribution * shifted).sum(1)
@@ -154,12 +136,8 @@ def statistics_of_rows(call: Call) -> tuple[Tensor, ...]:
         results.append((shifted if class_weight is None else shifted * class_weight).sum(1))
     if call.entropy:
         # - sum p log p, where p log p is 0 at p = 0.
-        probabilities = finite.softmax(1)
-        results.append(log_sum_exp - (probabilities * finite.masked_fill(probabilities == 0, 0)).sum(1))
-    if is_masked is not None:
-        results[1] = log_sum_exp.masked_fill(is_masked, -math.inf)
-        if call.entropy:
-            results[-1] = results[-1].masked_fill(is_masked, 0)
+        probabilities = shifted.softmax(1)
+        results.append(log_sum_exp - (probabilities * shifted.masked_fill(probabilities == 0, 0)).sum(1))
     if ignored is not None:
         results = [result.masked_fill(ignored, 0) for result in results]
     if call.predicted_tokens:

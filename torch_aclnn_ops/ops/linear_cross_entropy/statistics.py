@@ -96,10 +96,7 @@ def combine(
     logits_max = maxima.amax(0)
     offset = maxima - logits_max
     log_sum_exp = (found.log_sum_exp + offset).logsumexp(0)
-    # A part whose classes are all masked by their bias has a offset of -inf; 0 times -inf must be 0. The gradient of a
-    # sum of 0 is its offset.
-    offsets = offset.clamp(min=torch.finfo(offset.dtype).min).where(target_probability_sums == 0, offset)
-    predicted = torch.addcmul(found.predicted, target_probability_sums, offsets).sum(0)
+    predicted = torch.addcmul(found.predicted, target_probability_sums.to(offset.dtype), offset).sum(0)
     weighted = entropy = tokens = None
     if found.weighted is not None:
         factors = [part.stop - part.start if class_weight is None else class_weight[part].sum() for part in parts]
@@ -107,8 +104,7 @@ def combine(
         weighted = (found.weighted + torch.stack(sums)).sum(0)
     if found.entropy is not None:
         log_shares = found.log_sum_exp + offset - log_sum_exp
-        shares = log_shares.exp()
-        entropy = (shares * (found.entropy - log_shares.masked_fill(shares == 0, 0))).sum(0)
+        entropy = (log_shares.exp() * (found.entropy - log_shares)).sum(0)
     if found.predicted_tokens is not None:
         classes = [row + part.start for row, part in zip(found.predicted_tokens.unbind(), parts, strict=True)]
         largest = maxima.argmax(0, keepdim=True)  # the first one if equal
