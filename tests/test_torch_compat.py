@@ -61,7 +61,6 @@ TARGET = torch.tensor([1, 3])
     [
         {},
         {"input": INPUT.double()},
-        {"input": INPUT[None]},
         {"input": INPUT.sum()},
         {"input": INPUT.long(), "linear_weight": HEAD.long()},
         {"input": INPUT[0], "target": TARGET[0]},
@@ -69,7 +68,6 @@ TARGET = torch.tensor([1, 3])
         {"linear_weight": HEAD[:, :2]},
         {"linear_weight": HEAD.reshape(2, 2, 3)},
         {"linear_weight": HEAD.reshape(2, 2, 3), "target": TARGET[:, None].expand(2, 2) - 1},
-        {"linear_weight": HEAD.reshape(2, 2, 3), "input": INPUT[0], "target": TARGET},
         {"linear_bias": HEAD[:, 0]},
         {"linear_bias": HEAD[:3, 0]},
         {"target": torch.full((2, 4), 0.25), "ignore_index": 1},
