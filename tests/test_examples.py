@@ -190,45 +190,6 @@ def test_two_vocab_parallel_processes_on_npus_train_like_one_on_the_cpu(referenc
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
 
 
-@pytest.mark.exhaustive
-def test_several_processes_continue_the_checkpoint_of_one(reference_run, output):
-    options = (*SMALL, "--output", str(output))
-    assert _run("train_lm.py", *options, "--stop-at", "17").returncode == 0
-    program = str(ROOT / "examples/train_lm.py")
-    result = _torchrun(3, program, *options, "--vocab-parallel", "--resume", "--stop-at", "20")
-    assert result.returncode == 0, result.stderr
-    for mine, theirs in zip(_losses(output), _losses(reference_run[0])[:20], strict=True):
-        assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
-
-
-_LEAVING_A_GROUP = """
-import contextlib, os, sys
-sys.path.insert(0, {examples!r})
-import torch
-from processes import processes
-from torch_aclnn_ops.optim import FusedEmaAdam
-
-with processes("cpu"):
-    parameter = torch.nn.Parameter(torch.ones(3))
-    parameter.sum().backward()
-    torch.distributed.all_reduce(parameter.grad)
-    FusedEmaAdam([parameter]).step()
-names = []
-for thread in os.listdir("/proc/self/task"):
-    with contextlib.suppress(FileNotFoundError):  # it has ended since
-        names.append(open(f"/proc/self/task/{{thread}}/comm").read())
-print([name for name in names if "gloo" in name])
-"""
-
-
-def test_no_thread_of_a_process_group_is_left_when_a_program_ends(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(_LEAVING_A_GROUP.format(examples=str(ROOT / "examples")))
-    result = _torchrun(1, str(program))
-    # Older versions of gloo say on stdout that they are connected.
-    assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["[]"]), result.stderr
-
-
 def test_a_checkpoint_with_different_settings_raises(reference_run, output, error_of):
     shutil.copy(reference_run[0] / "checkpoint.pt", output)
     said = error_of("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
@@ -247,10 +208,6 @@ def test_a_checkpoint_with_different_settings_raises(reference_run, output, erro
 )
 def test_an_invalid_option_raises(options, sentence, output, error_of):
     assert sentence in error_of("train_lm", "--no-progress", *options, "--output", str(output))
-
-
-def test_a_missing_npu_raises(error_of):
-    assert "npu" in error_of("digits", "--device", "npu")
 
 
 @pytest.mark.exhaustive
@@ -321,12 +278,6 @@ def test_a_custom_operator_is_compiled_tested_and_differentiated_on_the_host_npu
     assert "refused: aclnnMseLoss refuses the call with status 161002" in own
     assert "has launched aclnnMseLoss 51 times and aclnnMseLossBackward 27 times without an NPU" in own
     assert own.endswith("nothing is left alive.\n")
-
-
-def test_a_custom_operator_without_the_host_npu_raises(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ROOT / "examples/own_operator/own_operator.py"), run_name="__main__")
-    assert stopped.value.code == 2 and "python -m host_npu" in capsys.readouterr().err
 
 
 def test_the_peak_of_a_model_is_that_of_a_manual_calculation_and_of_the_page(monkeypatch, capsys):

@@ -160,15 +160,9 @@ def test_predictions_are_real_logits(trained):
     assert not isinstance(predictions, LazyLogits) and predictions.shape == (4, 64, 512)
 
 
-ERROR_INPUTS = {
-    "another optimizer": ({"optimizer": torch.optim.SGD}, "must be a FusedEmaAdam, but it is a SGD"),
-}
-
-
-@pytest.mark.parametrize(("options", "sentence"), ERROR_INPUTS.values(), ids=ERROR_INPUTS)
-def test_unsupported_trainer_arguments_raise(options, sentence, tmp_path):
-    with pytest.raises(ValueError, match=sentence):
-        make_trainer(tmp_path, **options).train()
+def test_another_optimizer_raises(tmp_path):
+    with pytest.raises(ValueError, match="must be a FusedEmaAdam, but it is a SGD"):
+        make_trainer(tmp_path, optimizer=torch.optim.SGD).train()
 
 
 def test_a_callback_of_another_trainer_raises(tmp_path):
@@ -278,11 +272,3 @@ def test_a_patched_model_does_not_warn_while_the_package_is_disabled():
     with warnings.catch_warnings(), disabled():
         warnings.simplefilter("error")
         patch_model(make().train())(**batch()).loss.backward()
-
-
-def test_a_patched_model_of_a_disabled_package_returns_logits():
-    model, tokens = patch_model(make()), batch()
-    with disabled():
-        output = model(**tokens)
-    assert not isinstance(output.logits, LazyLogits)
-    assert torch.equal(output.loss, make()(**tokens).loss)

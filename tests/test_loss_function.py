@@ -9,9 +9,8 @@ from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.autograd.gradcheck import GradcheckError
 
-from tests._contract import Case, DropInContract, Maker, assert_derivatives_are_right_or_raise, tables_of
+from tests._contract import assert_derivatives_are_right_or_raise
 
 
 def _soft_margin(input, target, reduction):
@@ -100,34 +99,3 @@ def test_a_loss_without_grad_target_has_every_derivative_with_respect_to_its_inp
     assert_derivatives_are_right_or_raise(lambda x: loss(x, target, 1), (input.clone().requires_grad_(),))
     found = torch.func.hessian(lambda x: loss(x, target, 2))(input)
     torch.testing.assert_close(found, torch.func.hessian(lambda x: _soft_margin(x, target, 2))(input))
-
-
-def _contract_of(loss, is_constant):
-    """Return what the contract tests of the loss: its target is an input of the table, or a constant."""
-    make_target = lambda make: make.index(2, 3).to(make.dtype) * 2 - 1  # noqa: E731
-    call = lambda F, input, target: loss(input, target, 1)  # noqa: E731
-    if is_constant:
-        return Case("loss", lambda make: (make.normal(3),), call, lambda make: (make_target(make),))
-    return Case("loss", lambda make: (make.normal(3), make_target(make)), call)
-
-
-WRONG = {"is_function_of_difference": True}, {"grad_target": lambda *args: 1.1 * _of_target(*args)}
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=["negative of grad_input", "grad_target"])
-@pytest.mark.parametrize("is_constant", [True, False], ids=["constant target", "differentiable target"])
-def test_the_contract_fails_where_the_derivative_with_respect_to_the_target_is_wrong(wrong, is_constant):
-    case = _contract_of(_loss(**wrong), is_constant)
-    promises = DropInContract()
-    with pytest.raises(GradcheckError):
-        promises.test_derivatives_with_respect_to_constants_are_right_or_raise(case)
-        promises.test_first_derivatives_are_right(case)
-
-
-def test_the_contract_passes_if_the_derivative_with_respect_to_a_constant_target_raises():
-    DropInContract().test_derivatives_with_respect_to_constants_are_right_or_raise(_contract_of(_loss(), True))
-
-
-def test_tables_differentiate_with_respect_to_some_constants():
-    cases = [case for table in tables_of(DropInContract) for case in table.CASES]
-    assert any(tensor.is_floating_point() for case in cases for tensor in case.constants(Maker(torch.float64)))

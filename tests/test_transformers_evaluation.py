@@ -3,8 +3,6 @@
 import copy
 from contextlib import nullcontext
 
-from torch_aclnn_ops import disabled
-from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations.transformers import patch_model
 
 import peft
@@ -15,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Trainer, TrainingArguments
 
-from tests._language_models import CHUNK, FAMILIES, LOGITS, Largest, Step, batch, make
+from tests._language_models import CHUNK, FAMILIES, LOGITS, Largest, batch, make
 from tests.test_transformers_wrapped import ADAPTERS, _adapted
 
 
@@ -73,23 +71,6 @@ def test_every_mode_of_evaluation_returns_no_logits(family, is_training, mode, t
     assert found[0].loss.requires_grad == expected[0].loss.requires_grad
 
 
-def test_gradients_of_a_model_in_evaluation_mode_are_those_of_the_model_as_it_was():
-    model = make().eval()
-    expected = Step(model)
-    step = Step(_patch(model))
-    torch.testing.assert_close(step.gradients, expected.gradients, rtol=1e-4, atol=1e-6)
-    assert step.output.logits is None
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_16_bit_models_have_the_loss_that_they_have_in_training(dtype):
-    model = _patch(make("gemma2").to(dtype))
-    expected = model(**batch()).loss.detach()
-    output, largest = _call(model.eval())
-    torch.testing.assert_close(output.loss, expected)
-    assert output.loss.dtype == torch.float32 and largest < LOGITS
-
-
 def test_a_call_without_labels_returns_logits():
     model = make().eval()
     tokens = batch()["input_ids"]
@@ -98,12 +79,6 @@ def test_a_call_without_labels_returns_logits():
         _call(_patch(model))
         assert torch.equal(model(tokens).logits, expected)
         assert torch.equal(model.generate(tokens[:, :8], max_new_tokens=4, do_sample=False), generated)
-
-
-def test_training_returns_lazy_logits_as_ever():
-    model = _patch(make())
-    _call(model.eval())
-    assert isinstance(model.train()(**batch()).logits, LazyLogits)
 
 
 def test_other_forms_of_a_call_have_the_loss_and_no_logits():
@@ -128,18 +103,6 @@ def test_compiled_evaluation_is_one_graph_and_returns_no_logits():
     assert output.logits is None
 
 
-def test_a_copy_evaluates_without_logits_and_a_model_that_is_patched_again_with_them():
-    model = _patch(make().eval())
-    assert _call(copy.deepcopy(model))[0].logits is None
-    assert _call(patch_model(model))[0].logits.shape == (2, 64, 512)
-
-
-def test_a_disabled_package_returns_logits():
-    model = _patch(make().eval())
-    with disabled():
-        assert isinstance(_call(model)[0].logits, torch.Tensor)
-
-
 def test_a_loss_that_needs_logits_is_warned_of_and_returns_them():
     model = make().eval()
     model.loss_function = lambda logits, labels, vocab_size, **_: logits.softmax(-1).sum()
@@ -154,11 +117,6 @@ def test_an_adapter_that_bypasses_the_head_is_warned_of():
     with pytest.warns(UserWarning, match="saves no memory: its head, .* was not called as a linear layer"):
         output, _ = _call(_patch(model))
     torch.testing.assert_close(output.loss, expected.loss)
-
-
-def test_an_option_that_is_no_bool_raises():
-    with pytest.raises(TypeError, match="^patch_model: eval_logits must be a bool, but it is None$"):
-        patch_model(make(), eval_logits=None)
 
 
 def _trainer(folder, model, **options):

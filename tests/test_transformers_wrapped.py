@@ -86,13 +86,6 @@ def test_adapters_that_come_after_the_patch_are_in_the_loss_too(options):
     assert step.largest < LOGITS or "use_dora" in options
 
 
-def test_a_peft_model_is_unpatched_as_it_was_patched():
-    model = _adapted(HEAD)
-    expected = Step(model)
-    step = Step(unpatch_model(patch_model(model)))
-    assert step.largest >= LOGITS and torch.equal(step.loss, expected.loss)
-
-
 @pytest.fixture
 def another_accelerator():
     AcceleratorState._reset_state(reset_partial_state=True)

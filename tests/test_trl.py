@@ -1,6 +1,5 @@
 """TRL's trainers, whose fused head is computed by linear_cross_entropy."""
 
-import copy
 import warnings
 
 from torch_aclnn_ops import disabled, report
@@ -155,16 +154,6 @@ def test_a_compiled_model_computes_what_its_patch_says_at_every_step():
     assert _calls(lambda: _outputs(compiled)) > 0
 
 
-def test_a_model_with_adapters_of_transformers_is_patched():
-    def adapted(of):
-        torch.manual_seed(0)
-        model = make()
-        model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
-        return of(fused(model))
-
-    assert_same(_outputs(adapted(patched)), _outputs(adapted(lambda model: model)))
-
-
 class Packed(torch.Tensor):
     """Stands for the weights of quantization libraries, which are subclasses."""
 
@@ -212,17 +201,6 @@ def test_a_softcap_of_zero_raises_with_the_cure():
         _outputs(patched(fused(model)))
 
 
-def test_a_copy_computes_with_its_own_weights():
-    model = patched(fused(make()))
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        other.lm_head.weight.mul_(2)
-    found = _outputs(other)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(2)
-    assert_same(found, _outputs(model))
-
-
 def _calls(run):
     with report() as counts:
         run()
@@ -244,24 +222,12 @@ def test_unpatch_trainer_and_disabled_take_it_back():
     assert _calls(lambda: _outputs(patched(model)))
 
 
-def test_generation_is_that_of_the_model():
-    tokens = batch()["input_ids"][:, :5]
-    found = patched(fused(make()).eval()).generate(tokens, max_new_tokens=4, do_sample=False)
-    assert torch.equal(found, make().eval().generate(tokens, max_new_tokens=4, do_sample=False))
-
-
 def test_reference_models_are_found_in_what_accelerate_puts_around_them(folder):
     calls = []
     for options in ({}, {"bf16": True}):
         trainer = patch_trainer(make_trainer("DPO", folder, max_steps=1, **options))
         calls.append(_calls(trainer.train))
     assert calls == [3, 3]  # the log-probabilities of both models, and the sums of squares of the first
-
-
-def test_a_trainer_that_is_patched_again_takes_the_new_options():
-    model = patched(patched(fused(make())), chunk_size="auto", max_memory=1)
-    with pytest.raises(ValueError, match="max_memory"):
-        _outputs(model)
 
 
 WITH_LOGITS = {
@@ -300,16 +266,6 @@ def test_trainers_without_a_fused_head_raise(name, function):
     trainer = type(name, (OfModel,), {})(make())
     with pytest.raises(TypeError, match=f"the model of this {name} has no fused head.*patch_model serves trainers"):
         function(trainer)
-
-
-def test_invalid_options_raise():
-    with pytest.raises(ValueError, match="patch_trainer: chunk_size must be at least 1, but it is 0"):
-        patched(fused(make()), chunk_size=0)
-
-
-def test_a_model_in_the_place_of_a_trainer_raises():
-    with pytest.raises(TypeError, match="the model of this LlamaForCausalLM has no fused head"):
-        patch_trainer(fused(make()))
 
 
 def test_a_version_of_trl_with_another_head_raises(monkeypatch):

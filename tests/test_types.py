@@ -76,11 +76,3 @@ def test_the_code_of_every_page_is_well_typed(tmp_path):
 def test_dir_shows_the_public_names(module):
     loaded = importlib.import_module(module)
     assert dir(loaded) == sorted(loaded.__all__)
-
-
-@pytest.mark.parametrize("module", ["torch_aclnn_ops.doctor"])
-@pytest.mark.every_nth_case(4)
-def test_every_command_says_its_version(module):
-    from torch_aclnn_ops import __version__
-
-    assert run_python("-m", module, "--version").stdout == f"torch_aclnn_ops {__version__}\n"

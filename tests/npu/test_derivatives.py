@@ -2,8 +2,6 @@
 
 import inspect
 
-from torch_aclnn_ops import ops
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -132,15 +130,6 @@ def test_fake_tensors_and_modes_come_before_the_kernel(contract):
     with Recorder():
         contract.OPERATOR.overload(*arguments)
     assert contract.OPERATOR.overload in seen
-
-
-def test_a_script_calls_it():
-    @torch.jit.script
-    def call(one, two, three):
-        return torch.ops.torch_aclnn_ops.mse_loss_backward(one, two, three, 1)
-
-    tensors = [torch.rand(3).npu() for _ in range(3)]
-    torch.testing.assert_close(call(*tensors), ops.mse_loss_backward.overload(*tensors, 1))
 
 
 class TestEntry:

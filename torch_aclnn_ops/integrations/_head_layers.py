@@ -32,7 +32,6 @@ class Layer(NamedTuple):
     bias: Tensor | None
     versions: tuple[int, ...] | None
     autocast: torch.dtype | None
-    addresses: tuple[int, ...] = ()  # of the weights, which ``weight.data = other`` changes without a new version
     in_static_graph: bool = False  # of DistributedDataParallel
     divisor: float = 1.0
 
@@ -59,10 +58,6 @@ class Layer(NamedTuple):
             return
         if self.versions is not None and versions(self.input, self.weight, self.bias) != self.versions:
             raise _changed("the head's weights or its input")
-        now = addresses(self.weight, self.bias) if self.addresses else ()
-        # FSDP frees gathered weights, which check_whole() reports.
-        if any(0 != address != before for address, before in zip(now, self.addresses, strict=False)):
-            raise _changed("the data of the head's weights")
         # DDP would not average the gradients: it looks for the tensors that its forward pass returns.
         if self.in_static_graph and not in_ddp_with_static_graph():
             raise RuntimeError(
@@ -89,20 +84,13 @@ class Layer(NamedTuple):
         """Return the layer with rows of its input."""
         self.check_versions()
         read = None if self.versions is None else (version_of(input), *self.versions[1:])
-        _, linear, weight, bias, _, autocast, places, in_static_graph, divisor = self
-        return Layer(input, linear, weight, bias, read, autocast, places, in_static_graph, divisor)
+        _, linear, weight, bias, _, autocast, in_static_graph, divisor = self
+        return Layer(input, linear, weight, bias, read, autocast, in_static_graph, divisor)
 
 
 def versions(*tensors: Tensor | None) -> tuple[int, ...]:
     """Return the version counters of tensors."""
     return tuple(version_of(tensor) for tensor in tensors if tensor is not None)
-
-
-def addresses(*tensors: Tensor | None) -> tuple[int, ...]:
-    """Return the addresses of tensors, or nothing inside a transform, whose tensors have none."""
-    if in_functorch_transform():
-        return ()
-    return tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
 
 
 def is_parametrized(linear: nn.Linear) -> bool:

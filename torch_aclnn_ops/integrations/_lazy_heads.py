@@ -11,7 +11,7 @@ from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.modes import in_ddp_with_static_graph
 from torch_aclnn_ops._torch_compat.optimizer import version_of
-from torch_aclnn_ops.integrations._head_layers import Layer, addresses, is_parametrized, is_plain, versions
+from torch_aclnn_ops.integrations._head_layers import Layer, is_parametrized, is_plain, versions
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 from torch_aclnn_ops.integrations._materializations import Materializations
@@ -70,9 +70,8 @@ def _forward(
     # Logits without a graph do not outlive the forward pass, and inference tensors have no version.
     is_checked = is_recorded and not is_compiling
     read = versions(input, weight, bias) if is_checked else None
-    places = addresses(weight, bias) if is_checked else ()
     in_static_graph = not is_compiling and in_ddp_with_static_graph()
-    layer = Layer(input, linear, weight, bias, read, autocast, places, in_static_graph)
+    layer = Layer(input, linear, weight, bias, read, autocast, in_static_graph)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     if not is_compiling:
         record.count_head()

@@ -50,7 +50,7 @@ class EmaCallback(Callback):
         ValueError: At the start of ``fit``, no optimizer has EMA weights, another callback swaps them too, or a
             ``ModelCheckpoint`` has ``save_weights_only``, with which Lightning does not call ``on_save_checkpoint``, or
             the strategy writes checkpoints of several files. Without a ``ModelCheckpoint``, the last is raised by
-            ``save_checkpoint``.
+            ``save_checkpoint``, which also raises if ``state_dict()`` lacks or replaces trained parameters.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -127,11 +127,7 @@ class EmaCallback(Callback):
         _check_strategy_saves_full_tensors(trainer, weights)
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
         optimizers = ema_optimizers(trainer.optimizers)
-        if _has_other_entries(pl_module, optimizers):
-            with swapped(optimizers):
-                copies = trainer.strategy.lightning_module_state_dict().items()
-                checkpoint["state_dict"] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in copies}
-            return
+        _check_entries(pl_module, optimizers)
         for optimizer in optimizers:
             entries = pl_module.state_dict(keep_vars=True).items()
             averaged = {**optimizer.state, **optimizer._ema_buffers.states()}
@@ -155,18 +151,15 @@ class EmaCallback(Callback):
                 pl_module.load_state_dict(weights, strict=pl_module.strict_loading)
 
 
-def _has_other_entries(module: LightningModule, optimizers: Sequence[Optimizer]) -> bool:
-    """Return whether hooks replace parameters in the state dict by other tensors, such as casts, or drop them."""
-    trained = [one for one in module.parameters() if any(one in optimizer.state for optimizer in optimizers)]
+def _check_entries(module: LightningModule, optimizers: Sequence[Optimizer]) -> None:
+    """Raise if hooks replace trained parameters in the state dict by other tensors, such as casts, or drop them."""
     entries = {id(value) for value in module.state_dict(keep_vars=True).values()}
-    if all(id(one) in entries for one in trained):
-        return False
-    if any(map(is_dtensor, trained)):
+    trained = [one for one in module.parameters() if any(one in optimizer.state for optimizer in optimizers)]
+    if not all(id(one) in entries for one in trained):
         raise ValueError(
-            "EmaCallback: state_dict() of a sharded LightningModule must return its parameters, but some are missing or"
+            "EmaCallback: state_dict() of the LightningModule must return its parameters, but some are missing or"
             " replaced by other tensors; remove the hook, or the override of state_dict"
         )
-    return True
 
 
 def _check_strategy_saves_full_tensors(trainer: Trainer, state: Mapping[str, Any] | None = None) -> None:
