@@ -1,13 +1,10 @@
 """Shared by all drop-in functions: which arguments they support, argument checks, and autocast dtypes."""
 
-import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._call_log import Implementation, log_call
-from torch_aclnn_ops._checks import describe
-from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import why_disabled
 from torch_aclnn_ops._torch_compat.public import Buffer
@@ -43,26 +40,6 @@ def overrides_torch(tensor: Tensor) -> bool:
     return cls.__torch_function__ is not Parameter.__torch_function__ or hasattr(cls, "__tensor_flatten__")
 
 
-def check_tensors(function: str, optional: Collection[str] = (), **arguments: object) -> None:
-    """Raise ``TypeError`` unless all arguments are tensors; those in ``optional`` may be ``None``.
-
-    Objects with a ``__torch_function__`` are accepted.
-    """
-    for name, value in arguments.items():
-        # In this order, because compilers do not know whether None has the attribute.
-        if isinstance(value, Tensor) or (value is None and name in optional):
-            continue
-        if not hasattr(type(value), "__torch_function__"):
-            accepted = "None or a Tensor" if name in optional else "a Tensor"
-            raise TypeError(f"{function}: {name} must be {accepted}, but it is {describe(value)}")
-
-
-def check_reduction(function: str, reduction: object) -> None:
-    """Raise ``TypeError`` for an array, for which PyTorch's own check would fail with an unclear error."""
-    if hasattr(reduction, "__array__"):
-        raise TypeError(f'{function}: reduction must be "none", "mean" or "sum", but it is {describe(reduction)}')
-
-
 def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """Call PyTorch's original function, which :func:`torch_aclnn_ops.patch` may have replaced.
 
@@ -74,34 +51,7 @@ def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: A
         if has_torch_function(tensors):
             result: Tensor = handle_torch_function(function, tensors, *args, **kwargs)
             return result
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            add_arguments(error, function, *args, **kwargs)
-            raise
     return function(*args, **kwargs)
-
-
-def add_arguments(error: Exception, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
-    """Append the arguments of the call to an error of PyTorch, which may name neither the function nor the argument."""
-    message = error.args[0] if len(error.args) == 1 else None
-    if isinstance(message, str) and not message.startswith(f"{function.__name__}: "):
-        # The drop-in has the arguments of torch's function, which may be a builtin without a signature.
-        given = inspect.signature(DROP_INS.get(function.__name__, function)).bind(*args, **kwargs).arguments
-        devices = {value.device for value in given.values() if isinstance(value, Tensor)}
-        described = [
-            f"{name}={_describe_argument(value, len(devices) > 1)}"
-            for name, value in given.items()
-            if value is not None
-        ]
-        error.args = (f"{message}\n{function.__name__} was called with {', '.join(described)}",)
-
-
-def _describe_argument(value: object, with_device: bool) -> str:
-    if not isinstance(value, Tensor):
-        return describe(value)
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype} {list(value.shape)}" + f" on {value.device}" * with_device
 
 
 def why_left_to_torch() -> str:

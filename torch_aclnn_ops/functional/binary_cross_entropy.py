@@ -9,11 +9,8 @@ from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._drop_in import (
-    add_arguments,
     call_torch_function,
     check_no_tangent,
-    check_reduction,
-    check_tensors,
     float32_autocast_dtype,
 )
 from torch_aclnn_ops.functional._loss_function import (
@@ -126,10 +123,7 @@ def binary_cross_entropy(
     Source: backward kernel aclnnBinaryCrossEntropyBackward.
     """
     if not _is_supported(input, target, weight):
-        check_tensors("binary_cross_entropy", ("weight",), input=input, target=target, weight=weight)
         return call_torch_function(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
-    if type(reduction) is not str:
-        check_reduction("binary_cross_entropy", reduction)
     dtype = float32_autocast_dtype(input) if is_any_autocast_enabled() else input.dtype
     if weight is not None:
         check_no_tangent("binary_cross_entropy", weight)
@@ -139,11 +133,7 @@ def binary_cross_entropy(
     if input.dtype is not dtype:
         input, target = input.to(dtype), target.to(dtype)
     number = reduction_number("binary_cross_entropy", reduction)
-    try:
-        loss: Tensor = _binary_cross_entropy(input, target, weight, number)
-    except RuntimeError as error:
-        add_arguments(error, _torch_binary_cross_entropy, input, target, weight, reduction=reduction)
-        raise
+    loss: Tensor = _binary_cross_entropy(input, target, weight, number)
     return loss
 
 

@@ -4,13 +4,10 @@ from numbers import Integral
 from typing import Any
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
-from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._drop_in import (
-    add_arguments,
     call_torch_function,
-    check_tensors,
     is_ordinary,
     on_one_device,
     overrides_torch,
@@ -115,7 +112,6 @@ def embedding(
     Source: backward kernel aclnnEmbeddingDenseBackward.
     """
     if not _is_supported(input, weight, padding_idx, sparse):
-        _check_types(input, weight, padding_idx, sparse)
         return call_torch_function(
             _torch_embedding, input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
@@ -129,11 +125,7 @@ def embedding(
         input = input.contiguous()
         with torch.no_grad():
             torch.embedding_renorm_(weight.detach(), input, max_norm, norm_type)
-    try:
-        rows: Tensor = _embedding(input, weight, padding_idx, scale_grad_by_freq)
-    except IndexError as error:
-        add_arguments(error, _torch_embedding, input, weight)
-        raise
+    rows: Tensor = _embedding(input, weight, padding_idx, scale_grad_by_freq)
     return rows
 
 
@@ -152,12 +144,3 @@ def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse
         return True
     rows: int = weight.shape[0]
     return isinstance(padding_idx, (int, Integral)) and -rows <= padding_idx < max(rows, 1)
-
-
-def _check_types(input: object, weight: object, padding_idx: object, sparse: object) -> None:
-    """Raise for types for which PyTorch's error would not name the argument."""
-    check_tensors("embedding", input=input, weight=weight)
-    if padding_idx is not None and not isinstance(padding_idx, Integral):
-        raise TypeError(f"embedding: padding_idx must be None or an int, but it is {describe(padding_idx)}")
-    if hasattr(sparse, "__array__"):
-        raise TypeError(f"embedding: sparse must be a bool, but it is {describe(sparse)}")

@@ -7,7 +7,7 @@ from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._drop_in import add_arguments, call_torch_function, check_reduction, check_tensors
+from torch_aclnn_ops.functional._drop_in import call_torch_function
 from torch_aclnn_ops.functional._loss_function import (
     are_supported,
     broadcast,
@@ -98,13 +98,10 @@ def mse_loss(
     """
     is_legacy = size_average is not None or reduce is not None
     is_supported = are_supported("mse_loss", input, target, weight)
-    if type(reduction) is not str:
-        check_reduction("mse_loss", reduction)
     if is_supported and weight is not None:
         # PyTorch raises the errors for an invalid weight.
         is_supported = weight.size() == input.size() and (is_legacy or reduction in ("none", "mean", "sum"))
     if not is_supported:
-        check_tensors("mse_loss", ("weight",), input=input, target=target, weight=weight)
         return call_torch_function(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
     dtype = input.dtype
     are_alike = dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
@@ -114,11 +111,7 @@ def mse_loss(
         reduction = reduction_of_flags(size_average, reduce)
     if not are_alike:
         dtype = torch.promote_types(dtype, target.dtype)
-        try:
-            input, target = broadcast(input, target)
-        except RuntimeError as error:
-            add_arguments(error, _torch_mse_loss, input, target, reduction=reduction, weight=weight)
-            raise
+        input, target = broadcast(input, target)
     number = reduction_number("mse_loss", reduction)
     if weight is None:
         loss: Tensor = _mse_loss(input, target, number)

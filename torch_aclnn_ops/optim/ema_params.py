@@ -156,7 +156,7 @@ class EmaOptimizer(Optimizer):
             RuntimeError: This is called inside ``swap_ema_params``.
             TypeError: ``model`` is not a :class:`torch.nn.Module`, or ``path`` is not a path.
             ValueError: No parameter of the model is one of this optimizer's.
-            OSError: The file cannot be written, for instance because the disk is full; an old file is kept.
+            OSError: The file cannot be opened. A full disk is an error of ``torch.save``; an old file is kept.
         """
         _check_is_module("save_ema_model", model)
         if not isinstance(path, (str, bytes, os.PathLike)):
