@@ -11,7 +11,7 @@ from types import FrameType
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._checks import DROP_INS
 
 import torch
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from torch_aclnn_ops import _switch, disabled, doctor, explain, functional, nn, patch, report
-from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops._switch import is_disabled
 
 import pytest

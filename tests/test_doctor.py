@@ -6,7 +6,7 @@ import importlib.util
 import json
 
 from torch_aclnn_ops import _cpu_extension, _installation, _torch_npu, doctor, functional, ops, optim
-from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._checks import DROP_INS
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ import pickle
 from unittest import mock
 
 from torch_aclnn_ops import functional, nn, patch
-from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest

@@ -1,8 +1,12 @@
-"""Shared argument checks; each error names the operator, the argument, its value and what is accepted."""
+"""The registry of drop-ins, and shared argument types and checks.
 
-from collections.abc import Mapping, Sequence
+Each error names the operator, the argument, its value and what is accepted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, NoReturn, TypeVar
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._memory import first_overlap, overlaps_itself
@@ -12,6 +16,19 @@ from torch_aclnn_ops._torch_compat.public import Buffer, get_proxy_mode, in_jit_
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+Reduction = Literal["none", "mean", "sum"]
+Divergence = Literal["forward_kl", "reverse_kl", "jensen_shannon"]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Keyed by the name of the PyTorch function.
+DROP_INS: dict[str, Callable[..., Any]] = {}
+
+
+def drop_in(function: _Function) -> _Function:
+    """Register a function as a replacement for the function of the same name in :mod:`torch.nn.functional`."""
+    DROP_INS[function.__name__] = function
+    return function
 
 
 def describe(value: object) -> str:
@@ -145,3 +162,13 @@ def _is_real(tensor: Tensor) -> bool:
 def values_are_readable(tensor: Tensor) -> bool:
     """Return whether a check may read values: on an NPU only if checks are enabled, and never while tracing."""
     return (tensor.is_cpu or _extension.checks_values()) and _is_real(tensor)
+
+
+def raise_for_missing_names(module: str, of_torch: ModuleType) -> Callable[[str], NoReturn]:
+    """Return a module's ``__getattr__``, whose error says where PyTorch has the name."""
+
+    def __getattr__(name: str) -> NoReturn:
+        hint = f"; use {of_torch.__name__}.{name}" if name[:1] != "_" and hasattr(of_torch, name) else ""
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}", name=name)
+
+    return __getattr__

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, get_args
 
-from torch_aclnn_ops._checks import check_bool, check_choice
-from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops._checks import Reduction, check_bool, check_choice
 
 from torch import Tensor
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional
-from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops._switch import Switch, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam

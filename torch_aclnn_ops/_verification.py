@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from torch_aclnn_ops import functional, ops
-from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops.optim import FusedEmaAdam
 

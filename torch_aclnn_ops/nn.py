@@ -5,12 +5,10 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._drop_ins import raise_for_missing_names
+from torch_aclnn_ops._checks import Divergence, Reduction, check_choice, raise_for_missing_names
 from torch_aclnn_ops._head_options import AT_LEAST_1, NON_NEGATIVE, check_beta, check_number, check_options
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
-from torch_aclnn_ops._types import Divergence, Reduction
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import OutputName
 from torch_aclnn_ops.ops.linear_cross_entropy.call import check_numbers
 

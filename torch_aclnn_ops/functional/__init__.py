@@ -3,7 +3,7 @@
 import inspect as _inspect
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from torch_aclnn_ops._drop_ins import raise_for_missing_names as _raise_for_missing_names
+from torch_aclnn_ops._checks import raise_for_missing_names as _raise_for_missing_names
 from torch_aclnn_ops.functional.binary_cross_entropy import BinaryCrossEntropyFunction as BinaryCrossEntropyFunction
 from torch_aclnn_ops.functional.binary_cross_entropy import binary_cross_entropy as binary_cross_entropy
 from torch_aclnn_ops.functional.ema_adam import fused_ema_adam as fused_ema_adam

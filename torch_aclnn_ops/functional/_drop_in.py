@@ -1,4 +1,4 @@
-"""Shared by all drop-in functions: which arguments they support, argument checks, and autocast dtypes."""
+"""Shared by all drop-in functions: supported arguments, checks, and autocast dtypes."""
 
 from collections.abc import Callable
 from typing import Any

@@ -4,7 +4,7 @@ from numbers import Integral
 from typing import Any
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
-from torch_aclnn_ops._drop_ins import drop_in
+from torch_aclnn_ops._checks import drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, cast
 
-from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops._checks import Reduction
 from torch_aclnn_ops.integrations._log_probabilities import LogProbabilities, log_probabilities
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from torch_aclnn_ops._drop_ins import raise_for_missing_names
+from torch_aclnn_ops._checks import raise_for_missing_names
 from torch_aclnn_ops.optim.fused_ema_adam import FusedEmaAdam
 from torch_aclnn_ops.optim.other_libraries import to_mindspeed_state_dict, unwrap
 

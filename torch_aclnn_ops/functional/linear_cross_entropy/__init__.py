@@ -9,11 +9,9 @@ computes the statistics of a vocabulary sharded over processes.
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from torch_aclnn_ops._checks import check_bool
-from torch_aclnn_ops._drop_ins import drop_in
+from torch_aclnn_ops._checks import Reduction, check_bool, drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
-from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import labels_to_rows
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_in_cpp, loss_of_few_logits

@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
+from torch_aclnn_ops._checks import Divergence
 from torch_aclnn_ops._numerics import widen, without_autocast
-from torch_aclnn_ops._types import Divergence
 from torch_aclnn_ops.functional.linear_kl_div.call import Call
 from torch_aclnn_ops.ops._head.chunks import IGNORED
 
