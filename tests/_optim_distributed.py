@@ -153,7 +153,7 @@ def other_placements(process):
     for call in (optimizer.step, partial(fused_ema_adam, *lists, steps, **options)):
         try:
             call()
-        except ValueError as error:
+        except (RuntimeError, ValueError) as error:
             errors.append(str(error))
     return errors
 

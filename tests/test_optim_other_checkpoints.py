@@ -207,7 +207,7 @@ def test_amsgrad_raises():
     theirs = torch.optim.AdamW(model.parameters(), amsgrad=True)
     train(model, theirs, [0])
     with pytest.raises(
-        ValueError, match=r"^FusedEmaAdam\.load_state_dict: in group 0, amsgrad must be False, but it is True"
+        ValueError, match=r"^FusedEmaAdam\.load_state_dict: amsgrad of group 0 must be False, but it is True"
     ):
         FusedEmaAdam(model.parameters()).load_state_dict(theirs.state_dict())
 

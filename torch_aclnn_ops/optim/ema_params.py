@@ -228,9 +228,9 @@ class EmaOptimizer(Optimizer):
             state_dict: The result of :meth:`state_dict`.
 
         Raises:
-            TypeError: A part of the state has the wrong type.
-            ValueError: The state is of an optimizer with ``amsgrad``, does not match the parameters, or has a value out
-                of range.
+            TypeError: ``state_dict`` is not a dict.
+            ValueError: The state is of an optimizer with ``amsgrad``, does not match the parameters, or has a value of
+                the wrong type or out of range.
         """
         pre_hooks, post_hooks = load_state_dict_hooks(self)
         state_dict = checkpoints.shallow_copy(state_dict)

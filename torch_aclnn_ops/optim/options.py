@@ -106,8 +106,6 @@ def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
         raise TypeError(f"FusedEmaAdam: ema_decay must be a number, but it is {options.ema_decay!r}")
     for name in ("master_weights", "ema_without_grad"):
         check_flag(name, group[name])
-    if group.get("amsgrad"):
-        raise ValueError(f"FusedEmaAdam: amsgrad must be False, but it is {group['amsgrad']!r}")
     schedule = EmaSchedule(*[group[name] for name in EmaSchedule._fields])
     schedule.check()
     return options, schedule
