@@ -302,7 +302,7 @@ def averages_of_another(process, flavour):
     _, optimizer, _ = trained(process, flavour)
     try:
         optimizer.ema_state_dict(FLAVOURS[flavour](process), full_state_dict=True)
-    except ValueError as error:
+    except (RuntimeError, ValueError) as error:
         return [str(error)]
     return []
 

@@ -122,27 +122,19 @@ def test_a_swap_exchanges_and_restores_them():
     assert torch.equal(optimizer.ema_state_dict(model)[MEAN], ema[MEAN])
 
 
-def test_a_skipped_step_does_not_update_them():
-    model, optimizer = trained()
-    averages = copy.deepcopy(optimizer.state_dict()["ema_buffers"])
-    optimizer.found_inf, optimizer.grad_scale = torch.ones(()), torch.ones(())
-    train(model, optimizer.step)
-    assert_same(optimizer.state_dict()["ema_buffers"], averages)
-
-
 @pytest.mark.parametrize("ema_without_grad", [True, False])
-def test_without_any_gradient_they_follow_the_parameters(ema_without_grad):
+def test_a_skipped_step_or_one_without_any_gradient_treats_them_as_the_parameters(ema_without_grad):
     model, optimizer = trained(ema_without_grad=ema_without_grad)
     before = copy.deepcopy(optimizer.ema_state_dict(model))
+    optimizer.found_inf, optimizer.grad_scale = torch.ones(()), torch.ones(())
+    train(model, optimizer.step)
+    assert_same(optimizer.ema_state_dict(model), {**before, COUNT: torch.tensor(4)})
+    del optimizer.found_inf, optimizer.grad_scale
     optimizer.zero_grad()
     optimizer.step()
     after = optimizer.ema_state_dict(model)
     for name in (MEAN, "0.weight"):
         assert torch.equal(before[name], after[name]) is not ema_without_grad
-
-
-def test_a_reset_makes_them_the_buffers():
-    model, optimizer = trained()
     optimizer.reset_ema_params()
     assert_same(optimizer.ema_state_dict(model), model.state_dict())
 
@@ -177,6 +169,8 @@ def test_a_copy_trains_on_identically(copied):
 
 def test_a_state_without_them_warns_and_they_start_from_the_buffers():
     model, optimizer = trained()
+    with warnings.catch_warnings(action="error"):  # a state from before the first step is complete
+        optimizer_of(model).load_state_dict(optimizer_of(model).state_dict())
     state = optimizer.state_dict()
     del state["ema_buffers"]  # as torch.distributed.checkpoint.state_dict does
     with pytest.warns(UserWarning, match="no 'ema_buffers'"):
@@ -197,28 +191,19 @@ def test_with_fully_shard_they_are_in_full_state_dicts_but_not_in_those_of_distr
         set_optimizer_state_dict(model, optimizer, state)
 
 
-def test_a_state_from_before_the_first_step_does_not_warn():
-    optimizer = optimizer_of(conv_with_batch_norm())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.load_state_dict(optimizer.state_dict())
-
-
 @pytest.mark.parametrize(
-    "buffers, saved, message",
+    "buffers, saved",
     [
-        (True, {"mean": torch.ones(3)}, r"must have the floating-point buffers of the module, \{'1.running_mean': "),
-        (True, {MEAN: torch.ones(3), VAR: torch.ones(2)}, r"'1.running_var': \[3\]}, but it has .*: \[2\]}"),
-        (True, {MEAN: torch.ones(3), VAR: 1.5}, r"'1.running_var': \[3\]}, but it has .*'1.running_var': '1.5'}"),
-        (True, None, r"must have .*, but it has None"),
-        (False, {MEAN: torch.ones(3)}, r"be absent, because .* without ema_buffers, but it has {'1.running_mean'"),
+        (True, {"mean": torch.ones(3)}),
+        (True, {MEAN: torch.ones(3), VAR: torch.ones(2)}),
+        (False, {MEAN: torch.ones(3)}),
     ],
-    ids=["names", "shapes", "a number", "no dict", "without the argument"],
+    ids=["names", "shapes", "without the argument"],
 )
-def test_averages_of_other_buffers_are_refused(buffers, saved, message):
+def test_averages_of_other_buffers_are_refused(buffers, saved):
     model, optimizer = trained(**({} if buffers else {"ema_buffers": None}))
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="ema_buffers must be like those of the optimizer, {.*}, but it is {"):
         optimizer.load_state_dict({**optimizer.state_dict(), "ema_buffers": saved})
     torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
 
@@ -250,21 +235,20 @@ def test_a_module_that_changes_its_dtype_keeps_them():
     torch.testing.assert_close(optimizer.ema_state_dict(model)[MEAN], expected)
 
 
-def test_a_replaced_buffer_of_another_shape_is_refused():
+@pytest.mark.parametrize(
+    "name, buffer",
+    [("running_mean", torch.ones(4)), ("scale", torch.ones(1).expand(3)), ("scale", torch.eye(3).to_sparse())],
+    ids=["another shape", "expanded", "sparse"],
+)
+def test_a_buffer_that_cannot_be_averaged_is_refused(name, buffer):
     model, optimizer = trained()
-    model[1].running_mean = torch.ones(4).double()
+    model[1].register_buffer(name, buffer)
     weight = model[0].weight.clone()
-    with pytest.raises(RuntimeError, match=r"buffer '1.running_mean' .* \[3\], but its shape is \[4\]"):
+    with pytest.raises(
+        RuntimeError, match=f"buffer '1.{name}' of ema_buffers must be a plain dense tensor of the shape"
+    ):
         optimizer.step()
     assert torch.equal(model[0].weight, weight)
-
-
-@pytest.mark.parametrize("buffer", [torch.ones(1).expand(3), torch.eye(3).to_sparse()], ids=["expanded", "sparse"])
-def test_a_buffer_that_cannot_be_averaged_is_refused(buffer):
-    model = conv_with_batch_norm()
-    model[0].register_buffer("scale", buffer)
-    with pytest.raises(TypeError, match="plain dense tensors that are not expanded, but '0.scale'"):
-        train(model, optimizer_of(model).step)
 
 
 def test_groups_of_different_decays_are_refused():

@@ -110,45 +110,6 @@ def test_a_swap_that_cannot_restore_something_names_it_and_leaves_the_optimizer_
     optimizer.step()
 
 
-def test_weights_whose_restoration_fails_once_are_restored_and_the_exit_says_so():
-    weights, optimizer = groups()
-    before = [*(weight.detach().clone() for weight in weights), *states_of(optimizer)]
-    mode = FailOperators(5, 1)  # of 4 copies to the averages and 4 to the weights
-    with pytest.raises(RuntimeError, match="a device failed while the weights were restored"):
-        with optimizer.swap_ema_params():
-            mode.__enter__()
-    mode.__exit__(None, None, None)
-    assert_all_equal([*(weight.detach() for weight in weights), *states_of(optimizer)], before)
-
-
-def test_a_swap_is_a_decorator_too():
-    weights, optimizer = groups()
-
-    @optimizer.swap_ema_params()
-    def shown():
-        return weights[0].detach().clone()
-
-    for _ in range(2):
-        assert torch.equal(shown(), optimizer.state[weights[0]]["ema_params"])
-
-
-def test_a_swap_does_not_decorate_functions_whose_body_runs_later():
-    _, optimizer = groups()
-
-    def batches():
-        yield
-
-    async def predict():
-        pass
-
-    async def stream():
-        yield
-
-    for function in (batches, predict, stream):
-        with pytest.raises(TypeError, match=rf"^swap_ema_params: .*{function.__name__}.* use a with block inside it$"):
-            optimizer.swap_ema_params()(function)
-
-
 @each_configuration
 @pytest.mark.every_nth_case(4)
 @pytest.mark.parametrize(

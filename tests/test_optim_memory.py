@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 
 from torch_aclnn_ops.optim import FusedEmaAdam
 from torch_aclnn_ops.optim.memory import check_no_shared_memory
@@ -80,22 +79,10 @@ def test_disjoint_views_of_one_buffer_are_trained_in_place(views, flatten):
         assert_all_close([param.detach().float()], [torch.full(param.shape, -0.5)], 1e-2)
 
 
-@each_flatten
-@pytest.mark.parametrize("has_names", [False, True])
-def test_a_parameter_that_is_listed_twice_is_updated_once_with_torchs_warning(has_names, flatten):
-    results = []
-    for repeats in (1, 2):
-        params = [nn.Parameter(torch.linspace(-1, 1, 4) + i) for i in range(2)]
-        listed = [("first", params[0]), ("second", params[1]), *[("first", params[0])] * (repeats - 1)]
-        given = listed if has_names else [param for _, param in listed]
-        with nullcontext() if repeats == 1 else pytest.warns(UserWarning, match="duplicate parameters"):
-            optimizer = FusedEmaAdam(given, **SETTINGS, flatten=flatten)
-        for param in params:
-            param.grad = torch.ones(4)
-        optimizer.step()
-        assert optimizer.param_groups[0].get("param_names") == (["first", "second"] if has_names else None)
-        results.append([*(param.detach() for param in params), *states_of(optimizer)])
-    assert_all_equal(*results)
+def test_a_parameter_that_is_listed_twice_raises():
+    weight = nn.Parameter(torch.ones(2))
+    with pytest.warns(UserWarning, match="duplicate parameters"), pytest.raises(ValueError, match="share memory"):
+        FusedEmaAdam([weight, weight])
 
 
 def test_the_error_names_parameters_that_share_memory_and_leaves_the_optimizer_unchanged():

@@ -35,13 +35,7 @@ KEYS = (
     " adaptive alpha use_muon beta3 step d k mode is_expert_parallel is_decoupled_lr warmup_steps train_mode is_lora"
     " ema_dcay"
 ).split()
-LACKING = {
-    **dict.fromkeys(("foreach", "fused", "capturable"), "leave it out"),
-    **dict.fromkeys(("differentiable", "amsgrad"), "torch's own AdamW has it"),
-    "momentum": "that of Adam is the first of betas",
-    "dampening": "torch.optim.SGD has it",
-    "nesterov": "torch.optim.NAdam has it",
-}
+LACKING = ("foreach", "fused", "capturable", "amsgrad", "differentiable")
 
 
 def _in_the_constructor(**options):
@@ -64,10 +58,10 @@ def _in_a_later_group(**options):
 each_place = pytest.mark.parametrize("make", [_in_the_constructor, _in_a_group, _in_a_later_group])
 
 
-@pytest.mark.parametrize("name, advice", LACKING.items(), ids=LACKING)
+@pytest.mark.parametrize("name", LACKING)
 @each_place
-def test_an_option_of_torch_that_it_lacks_raises(make, name, advice):
-    with pytest.raises(TypeError, match=f"^FusedEmaAdam: {name} must not be given, but it is True; {advice}"):
+def test_an_option_of_torch_that_it_lacks_raises(make, name):
+    with pytest.raises(TypeError, match=f"^FusedEmaAdam: {name} must not be given, but it is True; leave it out"):
         make(**{name: True})
 
 
@@ -94,20 +88,6 @@ def test_flatten_is_the_same_for_all_groups():
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_of_a_program_is_kept_in_its_group(key):
     assert _in_a_group(**{key: 0.5}).param_groups[0][key] == 0.5
-
-
-def _torchs_optimizers():
-    kinds = [kind for kind in vars(torch.optim).values() if inspect.isclass(kind)]
-    optimizers = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer)]
-    return [kind for kind in optimizers if kind.__name__ not in ("Optimizer", "Muon")]  # Muon has momentum by default
-
-
-@pytest.mark.parametrize("kind", _torchs_optimizers())
-def test_a_group_of_any_optimizer_of_torch_with_the_defaults_is_accepted(kind):
-    (theirs,) = kind([nn.Parameter(torch.ones(1, 1))]).param_groups
-    options = {name: value for name, value in theirs.items() if name not in ("lr", "betas", "eps", "weight_decay")}
-    (group,) = FusedEmaAdam([options]).param_groups
-    assert theirs.keys() - group.keys() == set()
 
 
 def test_the_groups_of_an_optimizer_can_be_those_of_another():
@@ -164,44 +144,6 @@ def test_zero_grad_clears_the_gradients(set_to_none):
     optimizer.zero_grad(set_to_none)
     for weight in model.parameters():
         assert weight.grad is None if set_to_none else not weight.grad.any()
-
-
-NO_PARAMS = {
-    "a model": (lambda: nn.Linear(2, 2), "params must be .*, but it is of type Linear; pass model.parameters"),
-    "a container": (lambda: nn.Sequential(nn.Linear(2, 2)), "params must be .* of type Sequential; pass model.param"),
-    "a number": (lambda: 3, "params must be parameters or groups of them, but it is 3; pass model.parameters"),
-    "nothing": (lambda: None, "params must be parameters or groups of them, but it is None; pass model.parameters"),
-    "a group": (
-        lambda: {"params": [torch.ones(1)]},
-        "params must be .* of type dict; pass a list of groups$",
-    ),
-    "a model in a group": (
-        lambda: [{"params": nn.Linear(2, 2)}],
-        "'params' of a parameter group must be parameters, but it is of type Linear; pass model.parameters",
-    ),
-    "a group without parameters": (
-        lambda: [{"lr": 1.0}],
-        "a parameter group must have 'params', but it has only 'lr'$",
-    ),
-    "an empty group": (lambda: [{}], "a parameter group must have 'params', but it is empty$"),
-}
-
-
-@pytest.mark.parametrize("make, sentence", NO_PARAMS.values(), ids=NO_PARAMS)
-def test_an_argument_that_is_no_parameters_raises_with_what_to_pass(make, sentence):
-    with pytest.raises(TypeError, match=f"^FusedEmaAdam: {sentence}"):
-        FusedEmaAdam(make())
-
-
-def test_a_list_of_parameters_that_is_a_module_is_accepted():
-    weights = nn.ParameterList([torch.ones(2), torch.ones(3)])
-    assert FusedEmaAdam(weights).param_groups[0]["params"] == list(weights)
-
-
-def test_a_closure_that_cannot_be_called_raises():
-    optimizer = FusedEmaAdam([nn.Parameter(torch.ones(2))])
-    with pytest.raises(TypeError, match="^FusedEmaAdam.step: closure must be a function or None, but it is 3$"):
-        optimizer.step(3)
 
 
 def test_a_step_returns_the_loss_of_its_closure():
@@ -361,17 +303,6 @@ def test_an_option_with_contents_that_became_invalid_raises(options, spoil, sent
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"lr": torch.ones(2)}, {"betas": (torch.tensor(0.9), 0.99)}, {"betas": (1.0, 0.9)}, {"lr": -1.0}, {"eps": -1.0}],
-    ids=str,
-)
-def test_an_invalid_option_raises_as_in_torch(options):
-    for optimizer in (torch.optim.AdamW, FusedEmaAdam):
-        with pytest.raises(ValueError):
-            optimizer([nn.Parameter(torch.ones(1))], **options)
-
-
 def _sparse_gradient():
     weight = nn.Parameter(torch.ones(2, 2))
     weight.grad = torch.eye(2).to_sparse()
@@ -417,23 +348,3 @@ def test_an_invalid_gradient_raises_and_no_parameter_changes(make, sentence, ste
     with pytest.raises(RuntimeError, match=f"^FusedEmaAdam: the gradient of parameter 1 of group 1 {sentence}$"):
         optimizer.step()
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
-
-
-def test_a_complex_parameter_raises_unless_it_is_frozen():
-    real, trained = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    sentence = r"parameter 1 of group 0 must be real floating point, but it is torch\.complex64; optimize"
-    with pytest.raises(ValueError, match=f"^FusedEmaAdam: {sentence}"):
-        FusedEmaAdam([real, trained])
-    optimizer = FusedEmaAdam([("real", real)])
-    with pytest.raises(ValueError, match=r"^FusedEmaAdam: parameter 'phase' must be real"):
-        optimizer.add_param_group({"params": [("phase", trained)]})
-    assert len(optimizer.param_groups) == 1
-    optimizer.add_param_group({"params": [("phase", trained.requires_grad_(False))]})
-
-
-@pytest.mark.parametrize("unordered", [set, frozenset])
-@pytest.mark.parametrize("place", ["params", "'params' of a parameter group"])
-def test_unordered_parameters_are_refused(unordered, place):
-    params = unordered([nn.Parameter(torch.ones(2))])
-    with pytest.raises(TypeError, match=f"^FusedEmaAdam: {place} must be .* {unordered.__name__}; pass a list,"):
-        FusedEmaAdam(params if place == "params" else [{"params": params}])

@@ -191,7 +191,9 @@ def _check_supported(options: Mapping[str, Any]) -> None:
     """Raise for options of AdamW that change its step in a way that FusedEmaAdam cannot."""
     for name in ("amsgrad", "differentiable"):
         if options.get(name):
-            raise ValueError(f"FusedEmaAdam: {name} must be False, but it is {options[name]!r}; {LACKING[name]}")
+            raise ValueError(
+                f"FusedEmaAdam: {name} must be False, but it is {options[name]!r}; torch's own AdamW has it"
+            )
 
 
 def _signature() -> inspect.Signature:

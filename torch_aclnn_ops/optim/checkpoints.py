@@ -206,7 +206,8 @@ def _loaded_step(step: Any, owner: str) -> Tensor:
     value: Any = step
     if isinstance(step, Tensor):
         value = local(step).item() if step.numel() == 1 and not step.is_meta else None
-    is_count = isinstance(value, Real) and 0 <= value <= _LARGEST_STEP and value % 1 == 0
+    number: Any = value if isinstance(value, Real) else -1
+    is_count = 0 <= number <= _LARGEST_STEP and number % 1 == 0
     _require(is_count, f"step of {owner}", "an integer from 0 to 2**53, or a tensor with one", step)
     return torch.tensor(int(value), dtype=torch.int64, device="cpu")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._memory import overlaps_itself
 from torch_aclnn_ops.ops.ema_adam.lists import Options, is_plain
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import dtype_of_states
@@ -13,7 +14,6 @@ from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad, update_ema_par
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 _LOAD = "FusedEmaAdam.load_state_dict"
 _AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -49,15 +49,14 @@ class EmaBuffers:
                 "FusedEmaAdam.step: with ema_buffers all parameter groups must have the same options of the EMA, but"
                 f" they have {schedules}"
             )
-        buffers, averages = [], {}
-        for name, buffer in self._averaged():
-            dtype = dtype_of_states(buffer, True)
-            known = self.averages.get(name)
+        prepared = PreparedBuffers([], {})
+        for name, buffer in self._averaged().items():
+            dtype, known = dtype_of_states(buffer, True), self.averages.get(name)
             # With the device, because torch_npu 2.9 does not copy in to(dtype, copy=True).
-            new = (buffer.detach() if known is None else known).to(buffer.device, dtype, copy=known is None)
-            averages[name] = new
-            buffers.append(buffer.detach().to(dtype))
-        return PreparedBuffers(buffers, averages)
+            average = (buffer.detach() if known is None else known).to(buffer.device, dtype, copy=known is None)
+            prepared.averages[name] = average
+            prepared.buffers.append(buffer.detach().to(dtype))
+        return prepared
 
     def are_new(self, prepared: PreparedBuffers) -> bool:
         """Return whether prepared averages are other tensors than those of the last step."""
@@ -72,39 +71,31 @@ class EmaBuffers:
 
     def states(self) -> dict[Tensor, dict[str, Tensor]]:
         """Return the averages in the form of a parameter's state."""
-        return {
-            buffer: {"ema_params": self.averages[name]} for name, buffer in self._averaged() if name in self.averages
-        }
+        buffers = self._averaged()
+        return {buffers[name]: {"ema_params": average} for name, average in self.averages.items()}
 
     def reset(self) -> None:
         """Reset the averages to the buffers."""
-        for name, buffer in self._averaged():
-            if name in self.averages:
-                self.averages[name].copy_(buffer)
+        for buffer, state in self.states().items():
+            state["ema_params"].copy_(buffer)
 
     def copies(self) -> list["CopiedBuffer"]:
         """Return copies of all buffers for a swap."""
-        module = self.module
-        if module is None:
-            return []
-        all_names = defaultdict(list)
-        for name, buffer in module.named_buffers(remove_duplicate=False):
+        module, all_names = self.module, defaultdict(list)
+        for name, buffer in () if module is None else module.named_buffers(remove_duplicate=False):
             all_names[buffer].append(name)
         return [
             CopiedBuffer(module, names, buffer, buffer.detach().clone(), self.averages.get(names[0]))
             for buffer, names in all_names.items()
-            if not is_lazy(buffer) and not _is_expanded(buffer)
+            if module is not None and _is_writable(buffer)
         ]
 
-    def loaded(self, saved: Any) -> "EmaBuffers":
+    def loaded(self, saved: Mapping[str, Tensor]) -> "EmaBuffers":
         """Return these buffers with the averages of a state dict, or without any if it has none."""
-        result, buffers = EmaBuffers(self.module), dict(self._averaged())
-        expected, found = _shapes(buffers), _shapes(saved)
-        if found not in ({}, expected):
-            accepted = f"have the floating-point buffers of the module, {expected}"
-            if self.module is None:
-                accepted = "be absent, because this optimizer was made without ema_buffers"
-            raise ValueError(f"{_LOAD}: ema_buffers must {accepted}, but it has {found}")
+        result, buffers = EmaBuffers(self.module), self._averaged()
+        needed, found = ({name: getattr(one, "shape", one) for name, one in of.items()} for of in (buffers, saved))
+        if found not in ({}, needed):
+            raise ValueError(f"{_LOAD}: ema_buffers must be like those of the optimizer, {needed}, but it is {found}")
         for name, value in saved.items():
             dtype = dtype_of_states(buffers[name], True)
             with torch.inference_mode(False), torch.no_grad():  # a step cannot write to tensors of inference mode
@@ -119,38 +110,23 @@ class EmaBuffers:
                 stacklevel=4,
             )
 
-    def _averaged(self) -> list[tuple[str, Tensor]]:
+    def _averaged(self) -> dict[str, Tensor]:
         """Return the floating-point buffers, a shared one once."""
-        if self.module is None:
-            return []
-        found = [(name, buffer) for name, buffer in self.module.named_buffers() if buffer.dtype in _AVERAGED]
-        for name, buffer in found:
-            if not is_plain(buffer) or buffer.layout is not torch.strided or _is_expanded(buffer):
-                raise TypeError(
-                    "FusedEmaAdam: the floating-point buffers of ema_buffers must be plain dense tensors that are not"
-                    f" expanded, but {name!r} is {describe(buffer)}"
-                )
-            average = self.averages.get(name, buffer)
-            if average.shape != buffer.shape:
+        named = () if self.module is None else self.module.named_buffers()
+        found = {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED}
+        for name, buffer in found.items():
+            shape = self.averages.get(name, buffer).shape
+            if not _is_writable(buffer) or buffer.shape != shape:
                 raise RuntimeError(
-                    f"FusedEmaAdam: buffer {name!r} of ema_buffers must have the shape of its average,"
-                    f" {list(average.shape)}, but its shape is {list(buffer.shape)}; create a new optimizer"
+                    f"FusedEmaAdam: buffer {name!r} of ema_buffers must be a plain dense tensor of the shape of its"
+                    f" average, {list(shape)}, but it is a {buffer.layout} {type(buffer).__name__} of"
+                    f" {list(buffer.shape)}; expanded buffers cannot be averaged"
                 )
         return found
 
 
-def _is_expanded(buffer: Tensor) -> bool:
-    """Return whether elements of a buffer share their memory, so that nothing can be written to it."""
-    return buffer.layout is torch.strided and any(
-        size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
-    )
-
-
-def _shapes(tensors: Any) -> Any:
-    """Return the shapes of a dict of tensors, and a description of anything else."""
-    if not isinstance(tensors, Mapping):
-        return describe(tensors)
-    return {name: list(one.shape) if isinstance(one, Tensor) else describe(one) for name, one in tensors.items()}
+def _is_writable(buffer: Tensor) -> bool:
+    return is_plain(buffer) and buffer.layout is torch.strided and not overlaps_itself(buffer)
 
 
 class CopiedBuffer(NamedTuple):

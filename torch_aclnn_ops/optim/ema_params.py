@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch_aclnn_ops._checks import check_bool, describe
@@ -57,11 +57,11 @@ class EmaOptimizer(Optimizer):
         """Swap the EMA weights into the parameters inside a ``with`` block.
 
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
-        restored bit for bit and in their dtype, even after an exception or an interrupt; in-place changes of the
-        parameters inside the block are written to their EMA weights. Parameters that were never updated have none: they
-        keep their weights. With ``ema_buffers`` the buffers of that module are swapped, too, and what the block does to
-        them is undone; without it they are unchanged: if the model has batch norm, update them
-        (:func:`torch.optim.swa_utils.update_bn`).
+        restored bit for bit and in their dtype, even after an exception or an interrupt. In-place changes of the
+        parameters inside the block are written to their EMA weights; what a conversion changes (``model.half()``) is
+        not. Parameters that were never updated have none: they keep their weights. With ``ema_buffers`` the buffers of
+        that module are swapped, too, and what the block does to them is undone; without it they are unchanged: if the
+        model has batch norm, update them (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
         modules are resharded on entry and exit, so that the next forward pass gathers the current values. All ranks
@@ -91,7 +91,7 @@ class EmaOptimizer(Optimizer):
     @torch.no_grad()
     @outside_swap
     def ema_state_dict(self, model: nn.Module, *, full_state_dict: bool = False) -> dict[str, Any]:
-        """Return the state dict of a model with EMA weights in place of its weights.
+        """Return the state dict of a model inside :meth:`swap_ema_params`, with EMA weights in place of its weights.
 
         Args:
             model: The model whose parameters are optimized. Buffers without averages, and parameters that were never
@@ -119,24 +119,23 @@ class EmaOptimizer(Optimizer):
         """
         _check_is_module("ema_state_dict", model)
         check_bool("ema_state_dict", "full_state_dict", full_state_dict)
-        contents, failure = self._copied_state_dict(ShardedModel(model), full_state_dict)
+        _, contents, failure = self._exported(model, full_state_dict)
         if failure is not None:
             raise failure
         return contents
 
-    def _copied_state_dict(self, model: ShardedModel, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
+    def _exported(self, model: nn.Module, is_full: bool) -> tuple[ShardedModel, dict[str, Any], Exception | None]:
         """Return :meth:`ema_state_dict`, and the exception of this rank, if any, after all ranks have gathered."""
-        if not model.has_fsdp1:  # for FSDP1 the swap checks the parameters after resharding
-            check_memory(self.param_groups, self.state)
-        self._check_model(model)
-        # FSDP1, and hooks of the model, may put other tensors than the parameters into its state dict, for which the
-        # optimizer has no state.
-        has_others = model.has_fsdp1 or model.has_converted_entries()
-        states = {} if has_others else {**self.state, **self._ema_buffers.states()}
-        with self.swap_ema_params(model.module) if has_others else nullcontext():
-            if has_others:
-                model.read_state_dict()
-            return model.ema_state_dict(states, is_full)
+        with self.swap_ema_params(model):
+            own = {id(param) for group in self.param_groups for param in group["params"]}
+            params = list(model.parameters())
+            if params and not any(id(param) in own for param in params):
+                raise ValueError(
+                    f"FusedEmaAdam.ema_state_dict: model must have parameters of this optimizer, but none of its"
+                    f" {len(params)} parameters is one of them; pass the model whose parameters are optimized"
+                )
+            sharded = ShardedModel(model)
+            return sharded, *sharded.copied_state_dict(is_full)
 
     @torch.no_grad()
     @outside_swap
@@ -163,9 +162,8 @@ class EmaOptimizer(Optimizer):
             raise TypeError(
                 f"FusedEmaAdam.save_ema_model: path must be a str or an os.PathLike, but it is {describe(path)}"
             )
-        sharded_model = ShardedModel(model)
-        contents, failure = self._copied_state_dict(sharded_model, True)
-        sharded_model.save_on_one_rank(contents, path, failure)
+        sharded, contents, failure = self._exported(model, True)
+        sharded.save_on_one_rank(contents, path, failure)
 
     @torch.no_grad()
     @outside_swap
@@ -276,16 +274,6 @@ class EmaOptimizer(Optimizer):
     def _export_steps_first(self) -> None:
         """Let ``state_dict()`` convert steps to PyTorch's format before it runs hooks of a program."""
         self.register_state_dict_post_hook(checkpoints.export_steps, prepend=True)
-
-    def _check_model(self, model: ShardedModel) -> None:
-        """Raise if no parameter of a model is one of this optimizer's: the result would have no EMA weights."""
-        own = {id(param) for group in self.param_groups for param in group["params"]}
-        params = model.parameters()
-        if params and not any(id(param) in own for param in params):
-            raise ValueError(
-                f"{type(self).__name__}.ema_state_dict: model must have parameters of this optimizer, but none of its"
-                f" {len(params)} parameters is one of them; pass the model whose parameters are optimized, not a copy"
-            )
 
 
 def _check_is_module(method: str, model: object) -> None:

@@ -15,8 +15,8 @@ from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
 from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
-from torch_aclnn_ops.optim.memory import check_memory, check_params, keep_once
-from torch_aclnn_ops.optim.options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
+from torch_aclnn_ops.optim.memory import check_memory, check_no_shared_memory
+from torch_aclnn_ops.optim.options import EmaSchedule, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
     CachedState,
     dtype_of_states,
@@ -85,7 +85,7 @@ class FusedEmaAdam(EmaOptimizer):
 
     Raises:
         TypeError: ``params`` or an option has the wrong type, or an option is unknown or supported by torch only.
-        ValueError: An option is out of range, a parameter that requires grad is complex, or two share memory.
+        ValueError: An option is out of range, or two parameters share memory.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -153,7 +153,6 @@ class FusedEmaAdam(EmaOptimizer):
         options_of(defaults)
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
-        check_are_params("params", params, "parameters or groups of them")
         self._flatten = flatten
         self._ema_buffers = EmaBuffers(ema_buffers)
         super().__init__(params, defaults)
@@ -165,20 +164,18 @@ class FusedEmaAdam(EmaOptimizer):
             param_group: ``params``, any options except ``flatten``, and any keys of your own, which are kept.
 
         Raises:
-            TypeError: ``params`` is missing, or an option has the wrong type or is one of torch's that this optimizer
-                lacks.
-            ValueError: An option is out of range, or a parameter is complex, in another group, or shares memory.
+            TypeError: An option has the wrong type or is one of torch's that this optimizer lacks.
+            ValueError: An option is out of range, or a parameter is in another group, or shares memory.
         """
         if isinstance(param_group, dict):
             self._check_keys(param_group, self._flatten)
             options_of({**self.defaults, **param_group})
-        super().add_param_group(param_group)  # it warns of a parameter that is listed twice
-        keep_once(self.param_groups[-1])
+        super().add_param_group(param_group)
         if any(map(is_in_fsdp1_unit, self.param_groups[-1]["params"])):
             # ShardedGradScaler agrees on infs with the other ranks only where it unscales the gradients itself.
             self._step_supports_amp_scaling = False
         try:
-            check_params(self.param_groups)
+            check_no_shared_memory(self.param_groups)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -208,7 +205,6 @@ class FusedEmaAdam(EmaOptimizer):
         Raises:
             RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
                 state, or of a buffer and its average, differ, or this is inside ``swap_ema_params`` or inference mode.
-            TypeError: ``closure`` is not callable.
             ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()
@@ -218,7 +214,8 @@ class FusedEmaAdam(EmaOptimizer):
             )
         loss = None
         if closure is not None:
-            loss = _steps.call_closure(closure)
+            with torch.enable_grad():
+                loss = closure()
             check_outside_swap(self, "step")
         parsed = [
             options_of(group) if is_compiling else self._checked_options[i].of(group)
@@ -232,7 +229,8 @@ class FusedEmaAdam(EmaOptimizer):
         grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
             return loss
-        parsed = _steps.with_scaling(parsed, grad_scale, found_inf)
+        if grad_scale is not None or found_inf is not None:
+            parsed = [(one._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for one, schedule in parsed]
         if is_compiling:
             self._captures.has_compiled = True
         else:

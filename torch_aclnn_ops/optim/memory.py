@@ -57,14 +57,6 @@ def _location(param: Tensor) -> object:
     return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if has_memory(tensor) else None
 
 
-def keep_once(group: dict[str, Any]) -> None:
-    """Remove the repetitions of parameters from a group: a step updates each of them once."""
-    first = {id(param): i for i, param in reversed(list(enumerate(group["params"])))}
-    for name in ("params", "param_names"):
-        if name in group:
-            group[name] = [group[name][i] for i in sorted(first.values())]
-
-
 def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
     """Raise if a parameter does not match its storage, gradient or state, or shares memory with another one."""
     for param, name in _named(groups):
@@ -75,17 +67,6 @@ def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
             for key, value in tensors.items():
                 if isinstance(value, Tensor):
                     check_shape(key, value, param, name)
-    check_no_shared_memory(groups)
-
-
-def check_params(groups: _Groups) -> None:
-    """Raise if a parameter shares memory with another one, or is trained and complex; frozen ones are not updated."""
-    for param, name in _named(groups):
-        if param.is_complex() and param.requires_grad:
-            raise ValueError(
-                f"FusedEmaAdam: {name} must be real floating point, but it is {param.dtype}; optimize"
-                " torch.view_as_real(parameter), or use torch.optim.AdamW for it"
-            )
     check_no_shared_memory(groups)
 
 

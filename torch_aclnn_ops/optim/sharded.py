@@ -78,7 +78,7 @@ class FsdpUnits:
 
 
 class ShardedModel:
-    """A model, and the process groups over which FSDP or DTensor shards its parameters.
+    """A model whose parameters hold their EMA weights, and the process groups over which FSDP or DTensor shards them.
 
     Args:
         model: The model, which may also be unsharded.
@@ -86,62 +86,39 @@ class ShardedModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.module, self._fsdp1 = model, fsdp1_module(model)
-        self.has_fsdp1 = self._fsdp1 is not None
-        self._contents: dict[str, Any] = {}
-        self.read_state_dict()
+        # A state dict of FSDP1 has copies of the parameters.
+        self._contents: dict[str, Any] = {} if self._fsdp1 is not None else model.state_dict(keep_vars=True)
         meshes = [value.device_mesh for value in self._contents.values() if is_dtensor(value)]
         # The largest mesh includes the ranks of all others, such as one dimension of FSDP and TP.
         mesh = max(meshes, key=lambda mesh: mesh.size(), default=None)
         self._groups = [] if mesh is None else mesh.get_all_groups()
         self._is_first = mesh is None or not any(mesh.get_coordinate())
-        if self.has_fsdp1:
+        if self._fsdp1 is not None:
             self._groups, self._is_first = fsdp1_groups(self._fsdp1), torch.distributed.get_rank() == 0
-        self.is_sharded = bool(self._groups)
 
-    def read_state_dict(self) -> None:
-        """Read the state dict again, after the parameters have changed."""
-        # Unsharded FSDP2 modules expose their DTensors only after state_dict().
-        self._contents = {} if self.has_fsdp1 else self.module.state_dict(keep_vars=True)
-
-    def has_converted_entries(self) -> bool:
-        """Return whether the state dict has tensors that are not the model's own, such as copies made by a hook."""
-        own = set(map(id, chain(self.module.parameters(), self.module.buffers())))
-        return any(isinstance(value, Tensor) and id(value) not in own for value in self._contents.values())
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters, as an optimizer has them."""
-        if self.has_fsdp1 or self.has_converted_entries():
-            return list(self.module.parameters())
-        return [value for value in self._contents.values() if isinstance(value, nn.Parameter)]
-
-    def ema_state_dict(self, states: Mapping[Tensor, Any], is_full: bool) -> tuple[dict[str, Any], Exception | None]:
-        """Copy the state dict, with EMA weights in place of the parameters.
+    def copied_state_dict(self, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
+        """Copy the state dict.
 
         Args:
-            states: The optimizer's states; none if the parameters are swapped, which FSDP1 needs.
             is_full: Gather full tensors on the CPU of the first rank, if the model is sharded.
 
         Returns:
             The state dict, which is empty on the other ranks if they gather, and the exception of this rank, if any. It
             is not raised immediately, because the other ranks would wait for this one in a collective.
         """
-        gathers = is_full and self.is_sharded
-        if gathers and self.has_fsdp1:
+        gathers = is_full and bool(self._groups)
+        if gathers and self._fsdp1 is not None:
             return self._gather_fsdp1(), None
-        # That of FSDP1 has copies of the parameters.
-        contents = self.module.state_dict(keep_vars=True) if self.has_fsdp1 else self._contents
+        contents = self._contents if self._fsdp1 is None else self.module.state_dict(keep_vars=True)
         copies: dict[int, Any] = {}  # tied weights share one
         failure: Exception | None = None
         for name, value in contents.items():
             if isinstance(value, Tensor) and id(value) not in copies:
-                weights = states.get(value, {}).get("ema_params", value).detach()
-                if gathers:
-                    weights = _full_tensor(weights.to(value.dtype))
+                weights = _full_tensor(value.detach()) if gathers else value.detach()
                 copies[id(value)] = None
                 if self._is_first or not gathers:
-                    try:  # the model may have been moved after the last step
-                        device = torch.device("cpu") if gathers else value.device
-                        copies[id(value)] = weights.to(device, value.dtype, copy=True)
+                    try:
+                        copies[id(value)] = weights.to(torch.device("cpu") if gathers else value.device, copy=True)
                     except (RuntimeError, MemoryError) as error:
                         failure = failure or error
             contents[name] = copies.get(id(value), value)

@@ -1,11 +1,10 @@
 """One step on the lists of a parameter group or on a buffer: gradient scaling, master weights and EMA schedule."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter, is_
 from typing import Any
 
-from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops.ema_adam.kernels import update
@@ -26,14 +25,6 @@ _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _UPCAST_ELEMENTS = 2**24
 
 
-def call_closure(closure: Callable[[], float]) -> float:
-    """Return the loss that the closure of a step computes."""
-    if not callable(closure):
-        raise TypeError(f"FusedEmaAdam.step: closure must be a function or None, but it is {describe(closure)}")
-    with torch.enable_grad():
-        return closure()
-
-
 def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
     """Return ``grad_scale`` and ``found_inf`` of a gradient scaler.
 
@@ -51,15 +42,6 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
         grad_scaler.unscale_(optimizer)
     found = list(scaler_state["found_inf_per_device"].values())  # none if no parameter has a gradient
     return None, torch.stack([one.to(found[0].device) for one in found]).sum(0) if found else None
-
-
-def with_scaling(
-    parsed: list[tuple[Options, EmaSchedule]], grad_scale: Tensor | None, found_inf: Tensor | None
-) -> list[tuple[Options, EmaSchedule]]:
-    """Add ``grad_scale`` and ``found_inf`` to the options of every group."""
-    if grad_scale is None and found_inf is None:
-        return parsed
-    return [(options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed]
 
 
 def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, counts: Sequence[int] = ()) -> None:

@@ -1,15 +1,13 @@
 """The context manager that swaps EMA weights into the parameters, and restores the weights in any event."""
 
 import functools
-import inspect
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ContextDecorator
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType, ref
 
-from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 from torch_aclnn_ops.optim.memory import check_memory
@@ -21,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 
 
 def check_outside_swap(optimizer: Any, method: str) -> None:
@@ -51,7 +48,7 @@ class _Entry(NamedTuple):
     storage: ReferenceType[torch.UntypedStorage]  # of the parameter, which a conversion replaces
 
 
-class Swap(ContextDecorator):
+class Swap(AbstractContextManager[None]):
     """The context manager returned by ``swap_ema_params``; the weights are copied aside before anything is written.
 
     Args:
@@ -63,15 +60,6 @@ class Swap(ContextDecorator):
         self._optimizer, self._model = optimizer, model
         self._method = f"{type(optimizer).__name__}.swap_ema_params"
         self._is_inside = False
-
-    def __call__(self, function: _Function) -> _Function:
-        """Decorate a function; the body of a generator or coroutine would run after the swap."""
-        if any(is_one(function) for is_one in _RUN_LATER):
-            raise TypeError(
-                "swap_ema_params: only functions that return their result can be decorated, but"
-                f" {function.__qualname__} is a generator or a coroutine; use a with block inside it"
-            )
-        return super().__call__(function)
 
     @torch.no_grad()
     def __enter__(self) -> None:
@@ -125,7 +113,7 @@ class Swap(ContextDecorator):
         self._others = [(one, local(one).detach()) for one in others if one.is_meta or not one.requires_grad]
 
     def _restore_weights(self) -> None:
-        """Write the weights to the parameters; a write that fails, or that an interrupt prevents, is repeated."""
+        """Write the weights to the parameters; if an interrupt prevents it, again."""
         writes: dict[Tensor, Callable[[], object]] = {
             param: partial(restore_dtype, param, weights) for param, weights in self._others
         }
@@ -133,11 +121,10 @@ class Swap(ContextDecorator):
         writes.update({copied.buffer: copied.restore for copied in self._buffers})
         try:
             try:
-                errors = _try_all(writes)
+                lost = _try_all(writes)
             except BaseException:
                 _try_all(writes)
                 raise
-            lost = _try_all({tensor: writes[tensor] for tensor in errors})
             names = self._names_of(lost)
             self._publish_writes()
         finally:
@@ -146,13 +133,6 @@ class Swap(ContextDecorator):
         if lost:
             error = next(iter(lost.values()))
             raise RuntimeError(f"{self._method}: {names} could not be restored; load a checkpoint ({error})") from error
-        if errors:
-            # A failure can stop a device's queue, which then silently drops the second attempt.
-            error = next(iter(errors.values()))
-            raise RuntimeError(
-                f"{self._method}: a device failed while the weights were restored. The failed writes were repeated"
-                f" without an error ({error})"
-            ) from error
 
     def _names_of(self, tensors: Collection[Tensor]) -> str:
         params = describe_params(self._optimizer, tensors)
@@ -193,29 +173,19 @@ def _start_missing_ema_params(optimizer: Any) -> None:
 
 
 def _keep_change(entry: _Entry) -> None:
-    """Copy changed elements of a parameter to its EMA weights; unchanged ones keep their precision."""
-    param, ema_param, given = local(entry.param), entry.ema_param, entry.weights
-    has_been_converted = param.untyped_storage() is not entry.storage()  # possibly there and back
-    if ema_param is not None and not has_been_converted and ema_param.dtype == param.dtype == given.dtype:
+    """Copy elements of a parameter that were changed in place to its EMA weights; the others keep their precision."""
+    param, ema_param = local(entry.param), entry.ema_param
+    if param.untyped_storage() is not entry.storage():  # converted, possibly there and back
+        return
+    if ema_param is not None and ema_param.dtype == param.dtype:
         ema_param.copy_(param)
         return
-    before = given if ema_param is None else ema_param
-    # Compared in all 16-bit dtypes, some of which a device lacks; trainers may move states to the host after training.
-    before = before if half_dtypes(before.device.type) == HALF_DTYPES else before.cpu()
-    param = param.to(before.device)
-    is_untouched = _is_untouched(before.to(given.dtype), param, has_been_converted)
+    before = entry.weights if ema_param is None else ema_param
+    is_changed = before.to(param.dtype) != param.to(before.device)  # trainers may move states to the host
     if ema_param is not None:
-        ema_param.copy_(torch.where(is_untouched, before, param.to(ema_param.dtype)))
-    elif not (is_untouched | before.isnan()).all():
+        ema_param.copy_(torch.where(is_changed, param.to(before.device, ema_param.dtype), before))
+    elif (is_changed & ~before.isnan()).any():
         raise RuntimeError("which they do not have before their first step")
-
-
-def _is_untouched(given: Tensor, param: Tensor, has_been_converted: bool) -> Tensor:
-    """Return which elements of a parameter are as given, or as a conversion to another dtype and back leaves them."""
-    is_untouched = given.to(param.dtype) == param
-    for other in HALF_DTYPES if has_been_converted else ():
-        is_untouched |= given.to(other).to(param.dtype) == param
-    return is_untouched
 
 
 def _restore(param: Tensor, weights: Tensor) -> None:
