@@ -162,7 +162,8 @@ class Attempt:
         """Say what is wrong after this exception, or nothing."""
         contents = self._trainee.contents()
         if not self._is_step:
-            return self._lost_by_swap(contents)
+            is_told = "could not be restored; load a checkpoint" in str(error)
+            return self._lost_by_checkpoint() if is_told else self._lost_by_swap(contents)
         if error is None:
             return "" if all(map(are_equal, contents, self._after)) else "a step without an exception is wrong"
         is_told = "may be partly updated; load a checkpoint" in "".join(getattr(error, "__notes__", ()))
