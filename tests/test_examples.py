@@ -180,22 +180,6 @@ def test_two_vocab_parallel_processes_train_like_one(reference_run, output):
     )
 
 
-@pytest.mark.exhaustive
-def test_two_vocab_parallel_processes_on_npus_train_like_one_on_the_cpu(reference_run, output):
-    options = (*SMALL, "--stop-at", "12", "--device", "npu", "--vocab-parallel", "--output", str(output))
-    result = _torchrun(2, "-m", "host_npu", str(ROOT / "examples/train_lm.py"), *options)
-    assert result.returncode == 0, result.stderr
-    assert "x aclnnApplyFusedEmaAdam" in result.stdout
-    for mine, theirs in zip(_losses(output), _losses(reference_run[0])[:12], strict=True):
-        assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
-
-
-def test_a_checkpoint_with_different_settings_raises(reference_run, output, error_of):
-    shutil.copy(reference_run[0] / "checkpoint.pt", output)
-    said = error_of("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
-    assert "was made with lr = 0.01, and this run has lr = 0.5" in said
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

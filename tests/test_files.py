@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torch_aclnn_ops._files import replacing
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -119,16 +118,3 @@ def test_the_longest_possible_file_name_is_supported(tmp_path):
     path = tmp_path / ("é" * 126 + ".pt")
     _save_ema_model(path)
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_threads_writing_the_same_file_leave_one_complete_file(tmp_path):
-    path = tmp_path / "name"
-
-    def write(contents):
-        with replacing(path) as file:
-            file.write(contents)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(write, [bytes([i]) * 100_000 for i in range(20)]))
-    assert list(tmp_path.iterdir()) == [path]
-    assert len(path.read_bytes()) == 100_000 and len(set(path.read_bytes())) == 1

@@ -185,26 +185,6 @@ def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path
     assert f"PyTorch fallback: {sentence}" in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize("asked, refused", [(True, "IndexError"), (False, "nothing")])
-@pytest.mark.exhaustive
-def test_check_values_can_be_set_before_an_npu_is_available(asked, refused):
-    program = f"""
-        import torch_aclnn_ops
-        torch_aclnn_ops.check_values({asked})
-        import host_npu
-        from torch_aclnn_ops import functional as F
-        host_npu.enable()
-        import torch
-        try:
-            F.embedding(torch.tensor([3]).npu(), torch.ones(3, 2, device="npu"))
-            print("nothing")
-        except IndexError:
-            print("IndexError")
-    """
-    result = run_code(textwrap.dedent(program), TORCH_ACLNN_CHECK_VALUES=str(int(not asked)))
-    assert result.stdout == f"{refused}\n", result.stderr
-
-
 def test_a_flattened_step_works_if_torch_npu_is_imported_after_the_optimizer():
     program = """
         import torch

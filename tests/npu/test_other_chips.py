@@ -117,32 +117,6 @@ def test_ema_weights_are_swapped_without_bfloat16(dtype, steps):
     assert weight.tolist() == before
 
 
-CONVERSIONS = {
-    "back from bfloat16 on the host": lambda model: model.cpu().bfloat16().float().npu(),
-    "back to another dtype": lambda model: model.cpu().bfloat16().float().half().npu(),
-    "bfloat16 on the host": lambda model: model.cpu().bfloat16(),
-    "bfloat16": lambda model: model.cpu().bfloat16().npu(),
-}
-
-
-@_only
-@pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_ema_weights_survive_conversions_that_the_chip_lacks(convert, steps):
-    model = torch.nn.Linear(5, 4).npu()
-    optimizer = torch_aclnn_ops.optim.FusedEmaAdam(model.parameters(), lr=0.01)
-    for _ in range(steps):
-        model(torch.ones(2, 5).npu()).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    weights = [weight.tolist() for weight in model.parameters()]
-    averages = [state["ema_params"].tolist() for state in optimizer.state.values()]
-    with optimizer.swap_ema_params():
-        convert(model)
-    assert [weight.tolist() for weight in model.parameters()] == weights
-    assert [state["ema_params"].tolist() for state in optimizer.state.values()] == averages
-
-
 @pytest.mark.skipif(CHIP != "Ascend310P", reason="this chip has the operator")
 def test_the_embedding_falls_back_to_pytorch():
     weight, indices = torch.rand(2, 2).npu().requires_grad_(), torch.tensor([0, 1, 1]).npu()
