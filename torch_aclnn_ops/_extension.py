@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops._built_for import incompatibility
@@ -14,27 +14,11 @@ from torch_aclnn_ops._limits import EVERY_CHIP
 
 import torch
 
-
-class Operator(Protocol):
-    """The part of a raw operator that the extension uses."""
-
-    name: str
-
-    def check(self, args: tuple[Any, ...], values: bool) -> None:
-        """Raise for invalid arguments."""
-
-    def check_chip(self, args: tuple[Any, ...]) -> None:
-        """Raise if the chip does not provide the operator."""
-
-    def dispatch(self, *args: Any) -> Any:
-        """Call the operator through PyTorch's dispatcher with all arguments in schema order."""
-
-
 _module: ModuleType | None = None
 _reason: str | None = "it has not been loaded yet"
 _soc: str | None = None
 _missing: dict[str, str] = {}
-_operators: dict[str, Operator] = {}
+_operators: dict[str, Any] = {}  # RawOperator, whose module imports this one
 _checks_values = os.environ.get("TORCH_ACLNN_CHECK_VALUES") == "1"
 
 # Direct entry points of the raw operators, by name; they take all arguments in schema order. The one for lists takes
@@ -45,7 +29,7 @@ entries: dict[str, Callable[..., Any]] = {}
 functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
 
 
-def register(operator: Operator) -> None:
+def register(operator: Any) -> None:
     """Register a raw operator; call it before :func:`load`."""
     _operators[operator.name] = operator
 
