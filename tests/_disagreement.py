@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 ROWS, FEATURES, SIZES = 6, 8, (12, 10)
 CLASSES = sum(SIZES)
 OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
-SAME = "must be the same on every rank of process_group, but it is"
+SAME = "must be the same on every rank of process_group, but on this one it is"
 SAME_HEAD = (
     "linear_weight must be this rank's shard of the head, but it is the same on every rank of process_group, with 22"
     " rows; pass head.chunk(world_size)[rank]"
@@ -82,8 +82,8 @@ DIFFERENT_VALUES = {
     "a target outside": ({}, lambda one: {"target": _third(one.target, CLASSES)}, "target"),
     "targets without vocab_sizes": (WITHOUT_SIZES, lambda one: {"target": _third(one.target, 9)}, "target"),
 }
-# What the error shows of both ranks: what it names, and the values of both ranks.
-SHOWN_VALUES = {
+# Options of all ranks, and of rank 1.
+DIFFERENT_OPTIONS = {
     "reduction": ("sum", "mean"),
     "ignore_index": (4, -100),
     "softcap": (None, 2.0),
@@ -94,53 +94,45 @@ SHOWN_VALUES = {
 }
 
 
-def _shown(what, value, other):
-    return f"{what} {SAME} {value!r} on rank 0 and {other!r} on rank 1"
-
-
-def _not_same(what):
-    return f"{what} {SAME} not{OWN_ROWS if what in ('input', 'target') else ''}"
-
-
-# What all ranks are given, how rank 1 changes that, where it is found, and what every rank raises.
+# What all ranks are given, how rank 1 changes that, where it is found, and how every rank's error begins.
 CASES = {
     **{
-        name: (given, change, VALUES, _not_same(argument))
+        name: (given, change, VALUES, f"{argument} {SAME} different{OWN_ROWS}")
         for name, (given, change, argument) in DIFFERENT_VALUES.items()
     },
     **{
-        name: ({name: value}, lambda _, name=name, other=other: {name: other}, VALUES, _shown(name, value, other))
-        for name, (value, other) in SHOWN_VALUES.items()
+        name: ({name: value}, lambda _, name=name, other=other: {name: other}, VALUES, f"{name} {SAME}")
+        for name, (value, other) in DIFFERENT_OPTIONS.items()
     },
     "kind of target": (
         {},
         lambda one: {"target": torch.nn.functional.one_hot(one.target, CLASSES).float()},
         VALUES,
-        _shown("whether target has probabilities", False, True),
+        f"whether target has probabilities {SAME}",
     ),
     "frozen input": (
         FORWARD,
         lambda _: {"is_trained": False},
         VALUES,
-        _shown("whether input needs a gradient", True, False),
+        f"whether input needs a gradient {SAME}",
     ),
     "reduce_input_grad": (
         {"reduce_input_grad": True, **FORWARD},
         lambda _: {"reduce_input_grad": False},
         VALUES,
-        _shown("reduce_input_grad", True, False),
+        f"reduce_input_grad {SAME}",
     ),
     "a token_weight on one rank": (
         {},
         lambda _: {"token_weight": torch.ones(ROWS)},
         VALUES,
-        _shown("whether token_weight is given", False, True),
+        f"whether token_weight is given {SAME}",
     ),
     "number of rows": (
         WITHOUT_SIZES,
         lambda one: {"input": one.input[:4], "target": one.target[:4]},
         MESSAGES,
-        _shown("the number of rows of input", 6, 4) + OWN_ROWS,
+        f"the number of rows of input {SAME}",
     ),
 }
 CASES |= {

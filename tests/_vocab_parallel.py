@@ -201,15 +201,6 @@ def frozen_head(vocabulary):
     return {"copy.input": torch.autograd.grad(total, input)[0]}
 
 
-def second_backward(vocabulary):
-    """The same graph differentiated twice."""
-    input, weight, bias, target = vocabulary.arguments()
-    _, total = vocabulary.loss(input, weight, bias, target)
-    total.backward(retain_graph=True)
-    total.backward()
-    return {"copy.input": input.grad, "shard.weight": weight.grad}
-
-
 def gradients_of_target_and_weights(vocabulary):
     """Probabilities, class weights and token weights are differentiable."""
     input, weight, bias, _ = vocabulary.arguments()
@@ -368,18 +359,6 @@ def groups_of_some_processes(vocabulary):
     return {key.replace("copy", "alike"): value for key, value in found.items() if key.startswith("copy")}
 
 
-def checkpointed(vocabulary):
-    """A forward pass that the backward pass runs again."""
-    *arguments, target = vocabulary.arguments()
-
-    def loss(*arguments):
-        return vocabulary.loss(*arguments, target, **_RICH)[1]
-
-    total = torch.utils.checkpoint.checkpoint(loss, *arguments, use_reentrant=False)
-    found = torch.autograd.grad(total, arguments)
-    return dict(zip(("copy.input", "shard.weight", "shard.bias"), found, strict=True))
-
-
 def without_rows(vocabulary):
     """An input of no rows."""
     input, *head, target = vocabulary.arguments()
@@ -424,7 +403,6 @@ FUNCTIONS = (
     sizes_found_by_a_collective,
     partial_input_gradient,
     frozen_head,
-    second_backward,
     gradients_of_target_and_weights,
     second_derivatives,
     forward_mode,
@@ -434,7 +412,6 @@ FUNCTIONS = (
     distributed_head_and_a_group,
     partial_gradient_of_a_distributed_input,
     groups_of_some_processes,
-    checkpointed,
     without_rows,
     number_of_collectives,
     compiled,

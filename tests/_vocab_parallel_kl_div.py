@@ -182,19 +182,16 @@ def lines_of_the_guide(device):
 
 
 DIFFERENT = {
-    "rows": (
-        {"rows": 8},
-        "the number of rows of input must be the same on every rank of process_group, but it is 8",
-    ),
-    "divergence": ({"divergence": "reverse_kl"}, "divergence must be the same on every rank"),
-    "temperature": ({"temperature": 2.0}, "temperature must be the same .* it is 2.0 on rank 0 and 1.0 on rank 1"),
-    "chunk_size": ({"chunk_size": 3}, "the rows per chunk, from chunk_size or max_memory, must be the same"),
-    "reduction": ({"reduction": "sum"}, "reduction must be the same .* it is 'sum' on rank 0 and 'mean' on rank 1"),
-    "hard_weight": ({"hard_weight": 0.5}, "hard_weight must be the same .* it is 0.5 on rank 0 and 0.0 on rank 1"),
-    "input": ({"seed": 1}, "input must be the same"),
-    "target": ({"target": torch.arange(ROWS)}, "target must be the same"),
-    "token_weight": ({"token_weight": torch.ones(ROWS)}, "whether token_weight is given must be the same"),
-    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored must be the same .* True on rank 0"),
+    "rows": ({"rows": 8}, "the number of rows of input"),
+    "divergence": ({"divergence": "reverse_kl"}, "divergence"),
+    "temperature": ({"temperature": 2.0}, "temperature"),
+    "chunk_size": ({"chunk_size": 3}, "the rows per chunk, from chunk_size or max_memory,"),
+    "reduction": ({"reduction": "sum"}, "reduction"),
+    "hard_weight": ({"hard_weight": 0.5}, "hard_weight"),
+    "input": ({"seed": 1}, "input"),
+    "target": ({"target": torch.arange(ROWS)}, "target"),
+    "token_weight": ({"token_weight": torch.ones(ROWS)}, "whether token_weight is given"),
+    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored"),
 }
 OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
 OTHERS |= {one.__name__: one for one in (second_backward, compiled, whole_head, dtensor, shard_with_a_group)}

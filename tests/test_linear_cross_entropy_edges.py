@@ -70,32 +70,21 @@ def test_double_backward_of_a_compiled_call_raises(reduction):
     torch.autograd.grad(compiled(input, head), head)
 
 
-# Calls of a float32 weight of classes or rows with 16-bit rows; each takes input, head and the weight.
+# A float32 weight of classes or rows with 16-bit rows.
 _INDICES, _SOFT = torch.tensor([1, -100, 0, 8, 3, 3]), torch.rand(6, 9).softmax(1)
 FLOAT32_WEIGHTS = {
-    "class weight": (9, lambda x, w, weight, **more: ours.linear_cross_entropy(x, w, _INDICES, weight=weight, **more)),
-    "class weight, smoothed": (
-        9,
-        lambda x, w, weight, **more: ours.linear_cross_entropy(
-            x, w, _INDICES, weight=weight, label_smoothing=0.1, **more
-        ),
-    ),
-    "class weight of probabilities": (
-        9,
-        lambda x, w, weight, **more: ours.linear_cross_entropy(x, w, _SOFT, weight=weight, **more),
-    ),
-    "class weight of an input of (B, T, H)": (
-        9,
-        lambda x, w, weight, **more: ours.linear_cross_entropy(
-            x.reshape(2, 3, -1), w, _INDICES.reshape(2, 3), weight=weight, **more
-        ),
-    ),
-    "token weight": (
-        6,
-        lambda x, w, weight, **more: ours.linear_cross_entropy(x, w, _INDICES, token_weight=weight, **more),
-    ),
+    "class weight": ("weight", _INDICES, {}),
+    "class weight, smoothed": ("weight", _INDICES, {"label_smoothing": 0.1}),
+    "class weight of probabilities": ("weight", _SOFT, {}),
+    "token weight": ("token_weight", _INDICES, {}),
 }
-float32_weights = pytest.mark.parametrize("size, call", FLOAT32_WEIGHTS.values(), ids=FLOAT32_WEIGHTS)
+float32_weights = pytest.mark.parametrize("kind", FLOAT32_WEIGHTS)
+
+
+def _call(kind, x, w, weight, **more):
+    name, target, options = FLOAT32_WEIGHTS[kind]
+    given = {name: weight if name == "weight" else weight[:6], **options, **more}
+    return ours.linear_cross_entropy(x, w, target, **given)
 
 
 def _loss_and_gradients(call, input, head, weight, **more):
@@ -106,9 +95,8 @@ def _loss_and_gradients(call, input, head, weight, **more):
 @float32_weights
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_float32_class_weights_are_supported_for_16_bit_rows(size, call, reduction, dtype):
-    input, head, _ = _tensors(dtype)
-    weight = torch.rand(size)
+def test_float32_class_weights_are_supported_for_16_bit_rows(kind, reduction, dtype):
+    (input, head, _), weight, call = _tensors(dtype), torch.rand(9), partial(_call, kind)
     results = _loss_and_gradients(call, input, head, weight, reduction=reduction)
     wide = [tensor.detach().double().requires_grad_() for tensor in (input, head)]
     expected = _loss_and_gradients(call, *wide, weight.double(), reduction=reduction)
@@ -119,9 +107,8 @@ def test_float32_class_weights_are_supported_for_16_bit_rows(size, call, reducti
 
 
 @float32_weights
-def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_every_derivative(size, call):
-    input, head, _ = _tensors(torch.bfloat16)
-    weight = torch.rand(size)
+def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_every_derivative(kind):
+    (input, head, _), weight, call = _tensors(torch.bfloat16), torch.rand(9), partial(_call, kind)
     compiled = torch.compile(lambda *args: call(*args), backend="aot_eager", fullgraph=True)
     call = partial(call, chunk_size=6)  # as compiled code, which has no case for few logits
     expected = _loss_and_gradients(call, input, head, weight)

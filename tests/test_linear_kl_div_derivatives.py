@@ -16,7 +16,6 @@ from tests._linear_kl_div import (
     REDUCED,
     ROWS,
     TARGET,
-    TEACHERS,
     draw,
     gradients,
     head_of_teacher,
@@ -44,17 +43,6 @@ def test_first_and_second_derivatives_and_forward_mode_are_right(divergence, kin
     assert gradcheck(function, student())
     assert gradcheck(function, student(), check_forward_ad=True, check_backward_ad=False, fast_mode=True)
     assert gradgradcheck(function, student(), fast_mode=True)
-
-
-@every_divergence
-@pytest.mark.parametrize("kind", TEACHERS)
-@pytest.mark.parametrize("options", ["ignored rows", "hard labels"])
-def test_transforms_give_the_gradients_of_a_call_without_them(options, kind, divergence):
-    function = partial(loss_of, divergence=divergence, given=teacher(kind), **REDUCED[options])
-    of_student = student()
-    expected = torch.autograd.grad(function(of_student), of_student)
-    of_formula = torch.func.grad(lambda *one: function(one), (0, 1, 2))(*(one.detach() for one in of_student))
-    torch.testing.assert_close(of_formula, expected)
 
 
 def test_a_token_weight_has_a_derivative():
@@ -88,26 +76,6 @@ def test_forward_mode_and_transforms_are_right(divergence):
     torch.testing.assert_close(losses, torch.stack([function(one, *of_student[1:]) for one in inputs]))
 
 
-def test_gradients_that_are_batched_are_those_of_each():
-    of_student = student()
-    for reduction in ("none", "mean"):
-        loss = loss_of(of_student, "reverse_kl", reduction=reduction)
-        upstream = draw(3, *loss.shape, seed=9)
-        found = torch.autograd.grad(loss, of_student, upstream, is_grads_batched=True, retain_graph=True)
-        each = [torch.autograd.grad(loss, of_student, one, retain_graph=True) for one in upstream]
-        torch.testing.assert_close(list(found), [torch.stack(column) for column in zip(*each, strict=True)])
-
-
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_a_retained_graph_gives_its_gradients_again(reduction):
-    of_student = student()
-    loss = loss_of(of_student, "reverse_kl", reduction=reduction)
-    upstream = draw(*loss.shape, seed=77)
-    first = torch.autograd.grad(loss, of_student, upstream, retain_graph=True)
-    again = torch.autograd.grad(loss, of_student, upstream * 2)
-    torch.testing.assert_close(again, tuple(2 * one for one in first))
-
-
 def _products(profile):
     return sum(event.count for event in profile.key_averages() if event.key in PRODUCTS)
 
@@ -128,22 +96,6 @@ def test_only_gradients_that_are_needed_are_made(needed, reduction):
         assert one.grad is None if not is_needed else torch.allclose(one.grad, gradient)
     recomputed = 2 if reduction == "none" and any(needed) else 0
     assert _products(profile) == 2 + recomputed + sum(needed[:2])
-
-
-def test_a_loss_under_no_grad_makes_no_gradient():
-    given = teacher()
-    with torch.no_grad(), torch.profiler.profile() as profile:
-        assert not loss_of(student(), given=given).requires_grad
-    assert _products(profile) == 2
-
-
-def test_hard_labels_need_no_more_products():
-    counts, given = [], teacher()
-    for options in ({}, {"hard_weight": 0.7}):
-        with torch.profiler.profile() as profile:
-            loss_of(student(), given=given, target=TARGET, **options).backward()
-        counts.append(_products(profile))
-    assert counts[0] == counts[1] > 0
 
 
 @each_teacher

@@ -40,8 +40,8 @@ def test_the_parts_of_the_inputs_gradient_make_it(found):
 @pytest.mark.parametrize("name", cases.DIFFERENT)
 def test_calls_that_differ_are_refused_on_every_rank(found, name):
     for of_rank in found:
-        with pytest.raises(ValueError, match=f"^ValueError: linear_kl_div: {cases.DIFFERENT[name][1]}"):
-            raise ValueError(of_rank[f"different {name}"])
+        sentence = f"ValueError: linear_kl_div: {cases.DIFFERENT[name][1]} must be the same on every rank"
+        assert of_rank[f"different {name}"].startswith(sentence)
 
 
 def test_the_whole_head_on_every_rank_is_refused(found):

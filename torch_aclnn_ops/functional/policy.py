@@ -87,13 +87,7 @@ def grpo_loss(
         >>> grpo_loss(log_probs, torch.tensor([2.0]), torch.ones(1, 2), old_log_probs=log_probs - 1)
         tensor(-2.4000)
 
-    Source: Shao et al., "DeepSeekMath" (2024); token mean and ``epsilon_high``: Yu et al., "DAPO" (2025); constant: Liu
-    et al., "Understanding R1-Zero-Like Training" (2025); sequence ratios: Zheng et al., "Group Sequence Policy
-    Optimization" (2025); CISPO: MiniMax, "MiniMax-M1" (2025); SAPO: Gao et al., "Soft Adaptive Policy Optimization"
-    (2025); VESPO: Shen et al., "VESPO: Variational Sequence-Level Soft Policy Optimization" (2026); LUSPO: Liu et al.,
-    "Length-Unbiased Sequence Policy Optimization" (2026); ``sampler_log_probs``: Yao et al., "Your Efficient RL
-    Framework Secretly Brings You Off-Policy RL Training" (2025); ``is_kl_corrected``: DeepSeek-AI, "DeepSeek-V3.2"
-    (2025).
+    Source: Shao et al., "DeepSeekMath" (2024), and the papers in docs/losses_on_a_head.md.
     """
     owners = {"old": "the older policy", "reference": "a reference", "sampler": "the engine that generated them"}
     given = dict(zip(owners, (old_log_probs, reference_log_probs, sampler_log_probs), strict=True))
@@ -174,8 +168,6 @@ def _check_reduction(reduction: str, length: int | None, num_items: Tensor | flo
 def _check_advantages(advantages: object, log_probs: Tensor) -> None:
     if not isinstance(advantages, Tensor):
         raise TypeError(f"grpo_loss: advantages must be a Tensor, but it is {describe(advantages)}")
-    if advantages.is_complex():
-        raise TypeError(f"grpo_loss: advantages must be real, but it has {advantages.dtype}")
     if advantages.shape not in (log_probs.shape, log_probs.shape[:-1]):
         raise ValueError(
             f"grpo_loss: advantages must have shape {list(log_probs.shape[:-1])} or {list(log_probs.shape)}, but its"
@@ -185,8 +177,6 @@ def _check_advantages(advantages: object, log_probs: Tensor) -> None:
 
 def _check_mask(mask: Tensor) -> None:
     """Raise for numbers other than 0 and 1, such as weights or labels, where values can be read."""
-    if mask.is_complex():
-        raise TypeError(f"grpo_loss: mask must be bool or real, but it has {mask.dtype}")
     if mask.dtype == torch.bool or not values_are_readable(mask):
         return
     others = mask[(mask != 0) & (mask != 1)]

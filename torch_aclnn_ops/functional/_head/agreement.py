@@ -27,7 +27,6 @@ _ROUNDED = (1.0, -1.0, 2.0**-5)  # the same row in 16 bits, computed in a differ
 _DIFFERENT = (-1.0, 1.0, 2.0**21)
 
 ROWS = "the number of rows of input"
-_WORDS = ("none", "mean", "sum", "forward_kl", "reverse_kl", "jensen_shannon")
 _OF_ROWS = (ROWS, "input", "target")
 _INSTEAD = {"linear_cross_entropy": "fsdp_module", "linear_kl_div": "the whole head"}
 
@@ -49,25 +48,13 @@ class Summary(NamedTuple):
 
 
 def _encode(value: Any) -> Any:
-    """Return a number that float32 represents, and that is different for different values."""
-    if isinstance(value, str):
-        return _WORDS.index(value)
-    if isinstance(value, tuple):
-        return _hash(value)
-    return 0.0 if value is None else value
-
-
-def _decode(own: Any, name: str, number: float) -> object:
-    if isinstance(own, str):
-        return _WORDS[int(number)]
-    if name == "softcap":
-        return round(number, 6) or None
-    return round(number, 6) if isinstance(own, float) else type(own)(number)
+    """Return a number that is different for different values; float32 represents it, or rounds it on all ranks."""
+    return _hash(value) if value is None or isinstance(value, (str, tuple)) else value
 
 
 @assume_constant_result
-def _hash(sizes: tuple[int, ...]) -> int:
-    return crc32(repr(sizes).encode()) % _EXACT
+def _hash(value: object) -> int:
+    return crc32(repr(value).encode()) % _EXACT
 
 
 def summarize(
@@ -138,9 +125,11 @@ def compare_summaries(
     if disagree.any():
         group = disagree.tolist().index(True) - -(-len(call) // _GROUP)
         if group < 0:
-            _raise_difference_of_call(function, call, summaries.tolist())
+            columns = zip(*summaries.tolist(), strict=True)
+            name = next(name for name, numbers in zip(call, columns, strict=False) if len(set(numbers)) > 1)
+            raise_mismatch(function, name, repr(call[name]))
         if group < 2:
-            raise_mismatch(function, ("target", "input")[group], [])
+            raise_mismatch(function, ("target", "input")[group], "different")
         raise ValueError(
             f"{function}: linear_weight must be this rank's shard of the head, but it is the same on every rank of"
             f" process_group, with {sizes[0]} rows; pass head.chunk(world_size)[rank]"
@@ -153,22 +142,10 @@ def nan_if(disagree: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.ones_like(disagree, dtype=dtype).masked_fill(disagree, torch.nan)
 
 
-def _raise_difference_of_call(function: str, call: Agreed, summaries: list[list[float]]) -> NoReturn:
-    columns = zip(*summaries, strict=True)
-    name, numbers = next((name, column) for name, column in zip(call, columns, strict=False) if len(set(column)) > 1)
-    own = call[name]
-    has_values = not isinstance(own, tuple)
-    raise_mismatch(function, name, [_decode(own, name, number) for number in numbers] if has_values else [])
-
-
-def raise_mismatch(function: str, name: str, values: Sequence[object]) -> NoReturn:
-    """Raise for an argument that is not the same on all ranks, and show the values if there are."""
-    described = "it is not"
-    if values:
-        rank = next(rank for rank, value in enumerate(values) if value != values[0])
-        described = f"it is {values[0]!r} on rank 0 and {values[rank]!r} on rank {rank}"
-    if name in _OF_ROWS:
-        described += (
-            f"; if every rank has its own rows, as with FSDP2, pass {_INSTEAD[function]} instead of process_group"
-        )
-    raise ValueError(f"{function}: {name} must be the same on every rank of process_group, but {described}")
+def raise_mismatch(function: str, name: str, described: str) -> NoReturn:
+    """Raise for an argument that is not the same on all ranks."""
+    hint = f"; if every rank has its own rows, as with FSDP2, pass {_INSTEAD[function]} instead of process_group"
+    raise ValueError(
+        f"{function}: {name} must be the same on every rank of process_group, but on this one it is"
+        f" {described}{hint * (name in _OF_ROWS)}"
+    )

@@ -182,10 +182,9 @@ def _is_transformed(grad: Tensor) -> bool:
 
 
 def _save(ctx: Any, loss: HeadLoss, call: Any, results: Results, factors: Sequence[Tensor | None] | None) -> None:
-    """Save all tensors where saved-tensor hooks see them, except those of inference mode, which autograd refuses."""
+    """Save all tensors where saved-tensor hooks see them; copies of those of inference mode, which autograd refuses."""
     tensors = loss.tensors(call)
-    ctx.inference = [one if one is not None and one.is_inference() else None for one in tensors]
-    savable = [one if kept is None else None for one, kept in zip(tensors, ctx.inference, strict=True)]
+    savable = [one.clone() if one is not None and one.is_inference() else one for one in tensors]
     ctx.loss, ctx.has_factors = loss, factors is not None
     ctx.dtypes = [None if one is None else one.dtype for one in call[:HEAD_TENSORS]]
     ctx.call = loss.replace(call, (None,) * HEAD_TENSORS, (None,) * len(tensors))
@@ -195,10 +194,8 @@ def _save(ctx: Any, loss: HeadLoss, call: Any, results: Results, factors: Sequen
 def _saved(ctx: Any) -> tuple[Any, Results, Sequence[Tensor | None] | None]:
     """Return the call with its tensors, its results if it has no factors, and the factors."""
     saved = ctx.saved_tensors
-    end = HEAD_TENSORS + len(ctx.inference)
-    pairs = zip(saved[HEAD_TENSORS:end], ctx.inference, strict=True)
-    tensors = [one if kept is None else kept for one, kept in pairs]
-    call = ctx.loss.replace(ctx.call, saved[:HEAD_TENSORS], tensors)
+    end = HEAD_TENSORS + len(ctx.loss.tensors(ctx.call))
+    call = ctx.loss.replace(ctx.call, saved[:HEAD_TENSORS], saved[HEAD_TENSORS:end])
     return call, () if ctx.has_factors else saved[end:], saved[end:] if ctx.has_factors else None
 
 

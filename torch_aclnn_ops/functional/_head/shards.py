@@ -50,7 +50,7 @@ def _gather_sizes(function: str, members: Members, local_rows: int, rows: int) -
         _extension.check_queue(function)  # otherwise uninitialized values could be read
     sizes, numbers = zip(*gathered.tolist(), strict=True)
     if len(set(numbers)) > 1:
-        raise_mismatch(function, ROWS, numbers)
+        raise_mismatch(function, ROWS, str(rows))
     return tuple(sizes)
 
 

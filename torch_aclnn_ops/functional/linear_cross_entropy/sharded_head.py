@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp_forward
-from torch_aclnn_ops.functional._head.collectives import Members
 from torch_aclnn_ops.functional._head.shards import is_dtensor
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
@@ -72,27 +70,16 @@ def local_arguments(
             f" {_FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass the group of its mesh"
             " as process_group, or an input that is a DTensor with Replicate() on this mesh"
         )
-    if isinstance(call.linear_bias, Tensor) and "linear_bias" not in dtensors:
-        raise ValueError(
-            "linear_cross_entropy: linear_bias must be a DTensor with placements (Shard(dim=0),), as linear_weight is,"
-            " but it is a plain tensor; distribute it with torch.distributed.tensor.distribute_tensor"
-        )
-    for name, tensor in dtensors.items():
-        accepted = (Shard(0),) if name in ("linear_weight", "linear_bias") else (Replicate(),)
-        if tensor.device_mesh != mesh or tensor.placements != accepted:
-            raise ValueError(
-                f"linear_cross_entropy: {name} must have placements {accepted} on linear_weight's mesh, but it has"
-                f" placements {tensor.placements} on {tensor.device_mesh}; redistribute it"
-            )
-    group = mesh.get_group()
-    if process_group is not None and process_group != group:
-        Members.of("linear_cross_entropy", process_group)  # raises if it is not a group of this process
-        # Equal meshes may have groups of their own.
-        if dist.get_process_group_ranks(process_group) != dist.get_process_group_ranks(group):
-            raise ValueError(
-                "linear_cross_entropy: process_group must be None or the group of linear_weight's mesh if"
-                f" linear_weight is a DTensor, but it is {process_group!r}"
-            )
+    for name, tensor in tensors.items():
+        is_of_head = name in ("linear_weight", "linear_bias")
+        if name in dtensors or (is_of_head and isinstance(tensor, Tensor)):
+            accepted = (Shard(0),) if is_of_head else (Replicate(),)
+            mesh_and_placements = (tensor.device_mesh, tensor.placements) if name in dtensors else "none"
+            if mesh_and_placements != (mesh, accepted):
+                raise ValueError(
+                    f"linear_cross_entropy: {name} must be a DTensor with placements {accepted} on linear_weight's"
+                    f" mesh, {mesh}, but its mesh and placements are {mesh_and_placements}; redistribute it"
+                )
     if vocab_sizes is None:
         vocab_sizes = _sizes_of_chunks(head.shape[0], mesh.size())
     input_grad_placements = None if reduce_input_grad else [Partial()]
@@ -100,7 +87,7 @@ def local_arguments(
         name: tensor.to_local(grad_placements=input_grad_placements if name == "input" else None)
         for name, tensor in dtensors.items()
     }
-    return call._replace(**local), group, vocab_sizes
+    return call._replace(**local), mesh.get_group() if process_group is None else process_group, vocab_sizes
 
 
 def _sizes_of_chunks(rows: int, ranks: int) -> tuple[int, ...]:

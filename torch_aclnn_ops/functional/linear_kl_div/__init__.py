@@ -137,7 +137,8 @@ def linear_kl_div(
         divergence, beta = "forward_kl" if beta == 0 else "reverse_kl", 0.5
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     temperature = check_number(NAME, "temperature", temperature)
-    arguments.check_student(input, linear_weight, linear_bias)
+    of_student = ("input", "linear_weight", "linear_bias")
+    arguments.check_layer(of_student, input, linear_weight, linear_bias, input)
     if vocab_size is not None:
         arguments.check("vocab_size", process_group is None, "be None with process_group", f"is {vocab_size}")
         heads = (linear_weight, linear_bias, teacher_weight, teacher_bias)

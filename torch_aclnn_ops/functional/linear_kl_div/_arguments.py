@@ -28,31 +28,23 @@ def check(name: str, is_right: bool, accepted: str, described: str, error: type[
         raise error(f"{NAME}: {name} must {accepted}, but it {described}")
 
 
-def check_student(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
-    """Check that rows and head match."""
-    _check_tensor("input", input, input)
-    _check_tensor("linear_weight", linear_weight, input)
-    check("input", input.dim() >= 1, "have shape (H,), (N, H) or (B, T, H)", "has no dimension")
-    _check_head("linear_weight", linear_weight, "input", input)
-    classes = linear_weight.shape[0]
-    check("linear_weight", classes > 0, "have at least one class", "has none")
-    for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
-        if tensor is not None:
+def check_layer(names: tuple[str, str, str], rows: Any, weight: Any, bias: Any, input: Tensor) -> None:
+    """Check the rows, the weight and the bias of a head, which have these names; ``input`` has the student's rows."""
+    of_rows, of_weight, of_bias = names
+    for name, tensor in zip(names, (rows, weight, bias), strict=True):
+        if tensor is not None or name != of_bias:
             _check_tensor(name, tensor, input)
-            fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(input)
-            check(name, fits, f"have dtype {input.dtype}, as input has", f"has {tensor.dtype}", TypeError)
-    _check_bias("linear_bias", linear_bias, classes)
-
-
-def _check_head(name: str, weight: Tensor, name_of_rows: str, rows: Tensor) -> None:
-    fits = weight.dim() == 2 and weight.shape[1] == rows.shape[-1]
-    accepted = f"have shape (V, {rows.shape[-1]}), where {name_of_rows} has {rows.shape[-1]} features"
-    check(name, fits, accepted, f"has shape {list(weight.shape)}")
-
-
-def _check_bias(name: str, bias: Tensor | None, classes: int) -> None:
+            fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(rows)
+            check(name, fits, f"have dtype {rows.dtype}, as {of_rows} has", f"has {tensor.dtype}", TypeError)
+    check(of_rows, rows.dim() >= 1, "have shape (H,), (N, H) or (B, T, H)", "has no dimension")
+    features = rows.shape[-1]
+    fits = weight.dim() == 2 and weight.shape[1] == features
+    accepted = f"have shape (V, {features}), where {of_rows} has {features} features"
+    check(of_weight, fits, accepted, f"has shape {list(weight.shape)}")
+    classes = weight.shape[0]
+    check(of_weight, classes > 0, "have at least one class", "has none")
     if bias is not None:
-        check(name, bias.shape == (classes,), f"have shape [{classes}]", f"has shape {list(bias.shape)}")
+        check(of_bias, bias.shape == (classes,), f"have shape [{classes}]", f"has shape {list(bias.shape)}")
 
 
 def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = True) -> None:
@@ -115,24 +107,16 @@ def _with_head(call: Call) -> Call:
     rows: Any = call.teacher_input
     weight: Any = call.teacher_weight
     bias: Any = call.teacher_bias
-    for name, tensor in (("teacher_input", rows), ("teacher_weight", weight), ("teacher_bias", bias)):
-        if tensor is not None or name != "teacher_bias":
-            _check_tensor(name, tensor, input)
+    check_layer(("teacher_input", "teacher_weight", "teacher_bias"), rows, weight, bias, input)
     shape = input.shape[:-1]
     check(
         "teacher_input",
-        rows.dim() >= 1 and rows.shape[:-1] == shape,
+        rows.shape[:-1] == shape,
         f"have the shape of input, {list(shape)}, before its features",
         f"has shape {list(rows.shape)}",
     )
-    _check_head("teacher_weight", weight, "teacher_input", rows)
     classes, described = call.linear_weight.shape[0], f"has {weight.shape[0]}"
     check("teacher_weight", weight.shape[0] == classes, f"have {classes} classes, as linear_weight has", described)
-    _check_bias("teacher_bias", bias, classes)
-    for name, tensor in (("teacher_weight", weight), ("teacher_bias", bias)):
-        if tensor is not None:
-            fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(rows)
-            check(name, fits, f"have dtype {rows.dtype}, as teacher_input has", f"has {tensor.dtype}", TypeError)
     rows, weight, bias = rounded_by_autocast(rows, weight, bias)
     return call._replace(teacher_input=flat(rows), teacher_weight=weight, teacher_bias=bias)
 
