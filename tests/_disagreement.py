@@ -20,8 +20,6 @@ SAME_HEAD = (
     "linear_weight must be this rank's shard of the head, but it is the same on every rank of process_group, with 22"
     " rows; pass head.chunk(world_size)[rank]"
 )
-VALUES = "values"  # what is found in values, which are read on a CPU, and on an NPU where values are checked
-MESSAGES = "messages"  # what is found in the collective for vocab_sizes
 
 
 class Arguments:
@@ -94,44 +92,39 @@ DIFFERENT_OPTIONS = {
 }
 
 
-# What all ranks are given, how rank 1 changes that, where it is found, and how every rank's error begins.
+# What all ranks are given, how rank 1 changes that, and how every rank's error begins.
 CASES = {
     **{
-        name: (given, change, VALUES, f"{argument} {SAME} different{OWN_ROWS}")
+        name: (given, change, f"{argument} {SAME} different{OWN_ROWS}")
         for name, (given, change, argument) in DIFFERENT_VALUES.items()
     },
     **{
-        name: ({name: value}, lambda _, name=name, other=other: {name: other}, VALUES, f"{name} {SAME}")
+        name: ({name: value}, lambda _, name=name, other=other: {name: other}, f"{name} {SAME}")
         for name, (value, other) in DIFFERENT_OPTIONS.items()
     },
     "kind of target": (
         {},
         lambda one: {"target": torch.nn.functional.one_hot(one.target, CLASSES).float()},
-        VALUES,
         f"whether target has probabilities {SAME}",
     ),
     "frozen input": (
         FORWARD,
         lambda _: {"is_trained": False},
-        VALUES,
         f"whether input needs a gradient {SAME}",
     ),
     "reduce_input_grad": (
         {"reduce_input_grad": True, **FORWARD},
         lambda _: {"reduce_input_grad": False},
-        VALUES,
         f"reduce_input_grad {SAME}",
     ),
     "a token_weight on one rank": (
         {},
         lambda _: {"token_weight": torch.ones(ROWS)},
-        VALUES,
         f"whether token_weight is given {SAME}",
     ),
     "number of rows": (
         WITHOUT_SIZES,
         lambda one: {"input": one.input[:4], "target": one.target[:4]},
-        MESSAGES,
         f"the number of rows of input {SAME}",
     ),
 }
@@ -139,7 +132,6 @@ CASES |= {
     f"the whole head{suffix}": (
         lambda one, sizes=sizes: {"head": one.whole_head, "vocab_sizes": sizes},
         lambda _: {},
-        VALUES,
         SAME_HEAD,
     )
     for suffix, sizes in {"": (CLASSES, CLASSES), " without vocab_sizes": ...}.items()
@@ -200,7 +192,7 @@ def results(device):
     cases = {
         f"{name}{', checked' * checks}": partial(_run, rank, device, given, change, checks)
         for checks in (False, True)
-        for name, (given, change, *_) in CASES.items()
+        for name, (given, change, _) in CASES.items()
     }
     cases |= {f"head: {name}": lambda make=make: _fsdp2(rank, device, make) for name, make in HEADS.items()}
     cases["agreeing"] = lambda: _agreeing(rank, device)

@@ -127,10 +127,4 @@ REDUCED = {
     "hard labels": {"target": TARGET, "hard_weight": 0.7},
     "hard labels, none": {"target": TARGET, "hard_weight": 0.7, "reduction": "none"},
     "hard labels of all rows": {"target": TARGET.abs() % CLASSES, "hard_weight": 0.7},
-    "hard labels of weighted rows": {
-        "token_weight": draw(ROWS, seed=5).abs(),
-        "target": TARGET,
-        "hard_weight": 0.7,
-        "reduction": "sum",
-    },
 }

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.utils.checkpoint import checkpoint
 
 from tests._pages import blocks, run
 
@@ -161,19 +160,6 @@ def norm_and_head_in_a_group(ranks):
     return trained(model, ranks)
 
 
-def accumulated(ranks):
-    """Gradients of two batches that are reduced once."""
-    model = ranks.model()
-    ranks.shard(model.head, model)
-    losses = []
-    for step in range(2):
-        if not ranks.is_one:
-            model.set_requires_gradient_sync(step == 1)
-        losses.append(loss_of(model, ranks, step))
-        losses[-1].backward()
-    return ranks.found(model, *losses)
-
-
 def two_losses(ranks):
     """Two calls and one backward pass."""
     model = ranks.model()
@@ -211,20 +197,6 @@ def loss_changed_in_place(ranks):
     losses = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="none", fsdp_module=model)
     losses *= _factor(ranks, count)
     loss = losses.sum()
-    loss.backward()
-    return ranks.found(model, loss)
-
-
-def checkpointed(ranks):
-    """A loss whose forward pass the backward pass runs again."""
-    model = ranks.model()
-    ranks.shard(model.head, model, reshard_after_forward=True)
-    tokens, targets, count = ranks.rows()
-
-    def loss_of_hidden(hidden):
-        return F.linear_cross_entropy(hidden, model.head.weight, targets, reduction="sum", fsdp_module=model)
-
-    loss = checkpoint(loss_of_hidden, model(tokens), use_reentrant=False) * _factor(ranks, count)
     loss.backward()
     return ranks.found(model, loss)
 
@@ -353,12 +325,10 @@ FUNCTIONS = (
     head_of_the_model,
     tied_head_freed,
     norm_and_head_in_a_group,
-    accumulated,
     two_losses,
     frozen_head,
     other_outputs,
     loss_changed_in_place,
-    checkpointed,
     loss_in_the_forward_pass,
     group_in_the_forward_pass,
     module_with_the_loss,
@@ -366,7 +336,7 @@ FUNCTIONS = (
     fsdp1,
     mixed_precision,
 )
-_IN_EVERY_SPLIT = (head_of_its_own, disabled, tied_head_freed, accumulated, mixed_precision, *OF_FOUR)
+_IN_EVERY_SPLIT = (head_of_its_own, disabled, tied_head_freed, mixed_precision, *OF_FOUR)
 CASES = {
     f"{function.__name__}, {split}": (function, split)
     for function in FUNCTIONS + OF_FOUR

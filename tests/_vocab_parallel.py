@@ -13,7 +13,7 @@ from torch_aclnn_ops.functional._head.collectives import Members, sum_over_group
 import torch
 import torch.distributed as dist
 from host_npu.testing import results_of
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 ROWS, FEATURES, CLASSES = 11, 6, 24
@@ -253,18 +253,6 @@ def _as_function(vocabulary, **options):
     return function, arguments
 
 
-def forward_mode(vocabulary):
-    """A jvp, with tangents of input, weight and bias."""
-    function, arguments = _as_function(vocabulary, **_RICH)
-    tangents = (
-        vocabulary.draw(ROWS, FEATURES, seed=11),
-        vocabulary.draw(CLASSES, FEATURES, seed=12)[vocabulary.classes],
-        vocabulary.draw(CLASSES, seed=13)[vocabulary.classes],
-    )
-    loss, tangent = torch.func.jvp(function, tuple(arguments), tangents)
-    return {"copy.loss": loss, "copy.tangent": tangent}
-
-
 def forward_over_reverse(vocabulary):
     """A Hessian times a vector."""
     function, (input, weight, bias) = _as_function(vocabulary, **_RICH)
@@ -315,20 +303,6 @@ def distributed_head_and_a_group(vocabulary):
     return {"copy.loss": loss, "copy.input": of_input, "copy.weight": of_weight}
 
 
-def partial_gradient_of_a_distributed_input(vocabulary):
-    """The input's gradient is a DTensor with a Partial placement."""
-    input, weight, _, target = vocabulary.whole_arguments()
-    if vocabulary.is_whole:
-        return {"part.input": torch.autograd.grad(F.linear_cross_entropy(input, weight, target), input)[0]}
-    mesh = vocabulary.mesh()
-    weight = distribute_tensor(weight.detach(), mesh, [Shard(0)])
-    input = DTensor.from_local(input.detach(), mesh, [Replicate()]).requires_grad_()
-    loss = F.linear_cross_entropy(input, weight, target, reduce_input_grad=False)
-    (gradient,) = torch.autograd.grad(loss, input)
-    assert gradient.placements == (Partial(),)
-    return {"part.input": gradient.to_local()}
-
-
 def compiled(vocabulary):
     """One graph, forward and backward."""
     input, weight, bias, target = vocabulary.arguments()
@@ -357,16 +331,6 @@ def groups_of_some_processes(vocabulary):
     found = gradients(vocabulary, "everything")
     # Groups of different sizes round differently.
     return {key.replace("copy", "alike"): value for key, value in found.items() if key.startswith("copy")}
-
-
-def without_rows(vocabulary):
-    """An input of no rows."""
-    input, *head, target = vocabulary.arguments()
-    input = input.detach()[:0].requires_grad_()
-    results, total = vocabulary.loss(input, *head, target[:0], **_RICH, reduction="sum")
-    found = torch.autograd.grad(total, (input, *head))
-    names = ("copy.input", "shard.weight", "shard.bias")
-    return {"copy.loss": results[0], **dict(zip(names, found, strict=True))}
 
 
 def autocast(vocabulary):
@@ -405,14 +369,11 @@ FUNCTIONS = (
     frozen_head,
     gradients_of_target_and_weights,
     second_derivatives,
-    forward_mode,
     forward_over_reverse,
     batched,
     distributed_tensors,
     distributed_head_and_a_group,
-    partial_gradient_of_a_distributed_input,
     groups_of_some_processes,
-    without_rows,
     number_of_collectives,
     compiled,
 )

@@ -215,16 +215,6 @@ def test_any_call_behaves_like_torchs(call):
     assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_16_bit_inputs_give_a_float32_loss_and_gradients_in_their_dtype(dtype, reduction):
-    make = Maker(dtype)
-    input, head = (tensor.requires_grad_() for tensor in _input_and_head(make))
-    loss = ours.linear_cross_entropy(input, head, make.index(C, N), reduction=reduction)
-    loss.sum().backward()
-    assert loss.dtype == torch.float32 and input.grad.dtype == head.grad.dtype == dtype
-
-
 def test_the_loss_of_many_bfloat16_rows_is_exact():
     # torch's chunked function adds this loss up in bfloat16 and is off by a tenth or more.
     make = Maker(torch.bfloat16)
@@ -301,27 +291,6 @@ def test_torchs_options_are_passed_on_when_falling_back_to_torch():
             rows, torch.rand(4, 3), torch.tensor([0, 1]), options=options, label_smoothing=0.1
         )
     assert type(loss) is Tagged
-
-
-_OPTIONS_SENTENCE = (
-    "options must be None or a LinearCrossEntropyOptions, but it is {}"
-    if torchs.HAS_LINEAR_CROSS_ENTROPY
-    else "options={} requires torch 2.13 or newer, but torch is .*; pass chunk_size"
-)
-
-
-@pytest.mark.parametrize(
-    ("option", "exception", "sentence"),
-    [
-        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, but it is 0"),
-        ({"chunk_size": 2.5}, TypeError, 'chunk_size must be "auto" or an int, but it is 2.5'),
-        ({"chunk_size": True}, TypeError, 'chunk_size must be "auto" or an int, but it is True'),
-        ({"options": {}}, TypeError, _OPTIONS_SENTENCE),
-    ],
-)
-def test_an_invalid_option_raises(option, exception, sentence):
-    with pytest.raises(exception, match=f"linear_cross_entropy: {sentence}"):
-        ours.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3]), **option)
 
 
 class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):

@@ -275,14 +275,14 @@ def test_a_mean_over_no_rows_is_nan_or_optionally_0_with_zero_gradients(options,
     target = torch.full((3,), -100)
     for zero in (False, True):
         input, head = torch.randn(3, H, requires_grad=True), torch.randn(C, H, requires_grad=True)
-        loss = ours.linear_cross_entropy(input, head, target, zero_if_all_ignored=zero, reduction=reduction, **options)
+        given = {"zero_if_all_ignored": zero, "reduction": reduction, **options}
+        loss = ours.linear_cross_entropy(input, head, target, **given)
         assert loss.requires_grad
         assert bool(loss.isnan().all()) == (reduction == "mean" and not zero)
         loss.sum().backward()
         assert not input.grad.any() and not head.grad.any()
         with torch.no_grad():  # which takes another path, without gradients in the forward pass
-            options = {"zero_if_all_ignored": zero, "reduction": reduction, **options}
-            again = ours.linear_cross_entropy(input, head, target, **options)
+            again = ours.linear_cross_entropy(input, head, target, **given)
         torch.testing.assert_close(again, loss.detach(), equal_nan=True)
 
 
@@ -331,6 +331,9 @@ def test_a_class_masked_by_its_bias_does_not_contribute_to_the_entropy():
         ({"temperature": None}, TypeError, "temperature must be a number, but it is None"),
         ({"temperature": torch.ones(2)}, TypeError, r"temperature must be a number, but it is a tensor of shape \[2\]"),
         ({"softcap": np.ones(2)}, TypeError, r"softcap must be None or a number, but it is array"),
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, but it is 0"),
+        ({"chunk_size": True}, TypeError, 'chunk_size must be "auto" or an int, but it is True'),
+        ({"options": {}}, TypeError, "options(=| must be None or a LinearCrossEntropyOptions, but it is ){}"),
         ({"zero_if_all_ignored": "no"}, TypeError, "zero_if_all_ignored must be a bool, but it is 'no'"),
         ({"chunk_size": np.ones(2)}, TypeError, 'chunk_size must be "auto" or an int, but it is array'),
         ({"lse_square_scale": -1e-4}, ValueError, "lse_square_scale must be at least 0 and finite, but it is -0.0001"),

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests._contract import HALF_DTYPES, Maker
+from tests._contract import Maker
 
 N, H, C = 6, 3, 7
 
@@ -63,13 +63,6 @@ def test_no_matrix_product_is_computed_for_a_frozen_argument_or_twice_for_a_scal
         if loss.requires_grad:
             loss.backward()
     assert mode.number == products
-
-
-def test_without_grad_mode_only_the_logits_are_computed():
-    input, head, target = _tensors()
-    with _Products(N * H * C) as mode, torch.no_grad():
-        ours.linear_cross_entropy(input, head, target)
-    assert mode.number == 1
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -167,24 +160,6 @@ def test_a_gradient_scaler_keeps_float16_gradients_from_underflow():
     assert error < leaf.grad.abs().max() * 2**-9
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES])
-@pytest.mark.parametrize("chunk_size", [1, 2, 5, 6, 100])
-def test_results_do_not_depend_on_the_chunk_size(dtype, chunk_size):
-    input, head, target = _tensors(dtype)
-    results = []
-    for size in (6, chunk_size):
-        loss = ours.linear_cross_entropy(input, head, target, chunk_size=size, softcap=3.0, label_smoothing=0.1)
-        results.append((loss, *torch.autograd.grad(loss, (input, head))))
-    torch.testing.assert_close(results[0], results[1])
-
-
-def test_max_memory_bounds_the_logits():
-    input, head, target = _tensors(torch.float32)
-    line = explain(ours.linear_cross_entropy, input, head, target, max_memory=2 * C * 4)
-    assert "3 chunks of 2 rows" in line
-    assert "1 chunk of 6 rows" in explain(ours.linear_cross_entropy, input, head, target, max_memory=2**20)
-
-
 @pytest.mark.parametrize("trained", ["input", "head", "probabilities"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_max_memory_too_small_for_backward_raises_before_any_product(trained, reduction):
@@ -272,21 +247,6 @@ def test_compiled_code_calls_the_kernels_as_one_operator(dynamic, reduction):
     assert len(graphs) == (1 if dynamic else len(graphs))
     operators = [str(node.target) for node in graphs[-1].graph.nodes if "linear_cross_entropy" in str(node.target)]
     assert len(operators) == 1
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("max_memory", [None, 9 * C * 8, 2**20])
-@pytest.mark.every_nth_case(4)
-def test_a_compiled_call_with_trained_targets_respects_max_memory(dynamic, max_memory):
-    call = torch.compile(ours.linear_cross_entropy, fullgraph=True, dynamic=dynamic, backend="eager")
-    for rows in (5, 9):
-        shapes = ((rows, H), (C, H), (rows, C))
-        tensors = [torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in shapes]
-        results = []
-        for function in (call, ours.linear_cross_entropy):
-            loss = function(*tensors, reduction="sum", max_memory=max_memory)
-            results.append((loss, *torch.autograd.grad(loss, tensors)))
-        torch.testing.assert_close(*results)
 
 
 def test_export_supports_a_dynamic_number_of_rows():

@@ -88,7 +88,6 @@ CHANGES = {
     "a row is nan": _with_input(NAN),
     "a row is inf": _with_input(INF),
     "the bias masks all classes": _with_bias(-INF, slice(None)),
-    "the bias masks all classes but those behind": _with_bias(-INF, slice(100)),
     "the bias masks one class": _with_bias(-INF, 40),
     "the bias masks a target": _with_bias(-INF, 0),
     "one bias is nan": _with_bias(NAN, 40),
@@ -220,14 +219,3 @@ def assert_a_large_softcap_leaves_the_logits(options, reduction, device="cpu"):
 @pytest.mark.parametrize("options", LARGE_SOFTCAPS, ids=str)
 def test_a_softcap_above_the_largest_number_is_a_no_op(options, reduction):
     assert_a_large_softcap_leaves_the_logits(options, reduction)
-
-
-def test_a_softcap_beyond_float32_caps_float64_logits():
-    input, head, target = (
-        torch.full((2, 1), 1e39, dtype=torch.float64),
-        torch.tensor([[1.0], [3.0]]).double(),
-        torch.tensor([0, 1]),
-    )
-    loss = ours.linear_cross_entropy(input, head, target, softcap=1e39, reduction="none")
-    expected = torch.tensor([math.tanh(3) - math.tanh(1), 0]).double() * 1e39
-    torch.testing.assert_close(loss, expected)

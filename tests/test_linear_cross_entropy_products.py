@@ -135,12 +135,7 @@ def test_the_logits_kernel_passes_opcheck():
 @pytest.mark.parametrize(
     ("input", "weight", "out", "sentence"),
     [
-        (
-            (4, 8, "bfloat16"),
-            (6, 7, "bfloat16"),
-            (4, 6, "float32"),
-            r"an even number of features.* \[6, 7\]",
-        ),
+        ((4, 8, "bfloat16"), (6, 7, "bfloat16"), (4, 6, "float32"), r"an even number of features.* \[6, 7\]"),
         ((4, 7, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "float32"), r"input must have .* shape \[4, 8\]"),
         ((4, 8, "float32"), (6, 8, "bfloat16"), (4, 6, "float32"), "input must have dtype BFloat16"),
         ((4, 8, "float32"), (6, 8, "float32"), (4, 6, "float32"), "weight must have dtype BFloat16.* Float"),

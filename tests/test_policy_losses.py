@@ -1,4 +1,4 @@
-"""Losses of policies: the formula of TRL's GRPOTrainer, written out in torch."""
+"""Losses of policies: the formulas of their papers, and TRL's weights."""
 
 import math
 from functools import partial
@@ -16,53 +16,7 @@ def draw(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def grpo(policy, advantages, mask, old, reference, beta, low, high, delta, importance, reduction, length):
-    """The loss of TRL's GRPOTrainer."""
-    log_ratio = policy - (policy.detach() if old is None else old)
-    if importance == "sequence":
-        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-    coef_1 = torch.exp(log_ratio)
-    coef_2 = torch.clamp(coef_1, 1 - low, 1 + high)
-    if delta is not None:
-        coef_1 = torch.clamp(coef_1, max=delta)
-    per_token_loss = -torch.min(coef_1 * advantages.unsqueeze(1), coef_2 * advantages.unsqueeze(1))
-    if beta != 0.0:
-        per_token_kl = torch.exp(reference - policy) - (reference - policy) - 1
-        per_token_loss = per_token_loss + beta * per_token_kl
-    if reduction == "sequence":
-        return ((per_token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
-    if reduction == "token":
-        return (per_token_loss * mask).sum() / mask.sum().clamp(min=1.0)
-    return (per_token_loss * mask).sum() / (per_token_loss.size(0) * length)
-
-
 MASK = (torch.arange(TOKENS) < torch.tensor([5, 4, 3, 2, 1, 0]).unsqueeze(1)).double()
-
-
-@pytest.mark.parametrize("reduction", ["sequence", "token", "constant"])
-@pytest.mark.parametrize("importance", ["token", "sequence"])
-@pytest.mark.parametrize("delta", [None, 1.5])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("is_old", [False, True], ids=["of this policy", "of an older policy"])
-def test_grpo_is_trls_formula(is_old, beta, delta, importance, reduction):
-    policy = draw(SEQUENCES, TOKENS, seed=1).requires_grad_()
-    old = draw(SEQUENCES, TOKENS, seed=2) if is_old else None
-    reference, advantages = draw(SEQUENCES, TOKENS, seed=3), draw(SEQUENCES, seed=4)
-    length = 7 if reduction == "constant" else None
-    expected = grpo(policy, advantages, MASK, old, reference, beta, 0.2, 0.28, delta, importance, reduction, length)
-    found = F.grpo_loss(
-        *(policy, advantages, MASK),
-        old_log_probs=old,
-        reference_log_probs=reference,
-        beta=beta,
-        epsilon_high=0.28,
-        delta=delta,
-        importance=importance,
-        reduction=reduction,
-        length=length,
-    )
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
 
 
 def variant(loss_type, tokens, *, cap=math.inf, is_sequence=False, beta=0.0, is_corrected=False, numbers=None):
@@ -77,7 +31,8 @@ def variant(loss_type, tokens, *, cap=math.inf, is_sequence=False, beta=0.0, is_
     losses = []
     for p, r, t, q, a in zip(policy, ratios, trust, reference, advantages, strict=True):
         if loss_type == "clip":
-            loss = -torch.minimum(r * a, r.clamp(0.8, 1.2) * a) * t
+            high, delta = (1.2, math.inf) if numbers is None else numbers
+            loss = -torch.minimum(r.clamp(max=delta) * a, r.clamp(0.8, high) * a) * t
         elif loss_type == "cispo":
             loss = -r.detach().clamp(max=numbers) * a * p * t
         elif loss_type == "sapo":
@@ -108,6 +63,7 @@ VARIANTS = {
     "VESPO of another shape": ("vespo", {"vespo_shape": (0.5, 1.5, 1.2, 0.3)}, {"numbers": (0.5, 1.5, 1.2, 0.3)}),
     "LUSPO": ("clip", {"importance": "sequence", "reduction": "constant", "length": 1}, {"is_sequence": True}),
     "GRPO": ("clip", {}, {}),
+    "GRPO of other bounds": ("clip", {"epsilon_high": 0.28, "delta": 1.5}, {"numbers": (1.28, 1.5)}),
 }
 CORRECTIONS = {
     "no correction": ({}, {}),
@@ -153,6 +109,8 @@ def test_a_variant_is_the_formula_of_its_paper(name, correction):
     torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
     of_tokens = torch.zeros_like(MASK).masked_scatter(MASK == 1, torch.stack([one for row in losses for one in row]))
     torch.testing.assert_close(loss(policy, reduction="none", length=None), of_tokens)
+    torch.testing.assert_close(loss(policy, reduction="token", length=None), of_tokens.sum() / MASK.sum())
+    torch.testing.assert_close(loss(policy, reduction="constant", length=7), of_tokens.sum() / (SEQUENCES * 7))
 
 
 @pytest.mark.parametrize("name", ["SAPO", "SAPO of sequences", "LUSPO"])
@@ -227,6 +185,12 @@ def test_the_number_of_tokens_may_be_that_of_a_larger_batch(number):
     expected = F.grpo_loss(policy, advantages, MASK, reduction="none").sum() / 24
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected)
+
+
+def test_the_older_policy_is_the_current_one_by_default():
+    policy, advantages = draw(SEQUENCES, TOKENS, seed=1).requires_grad_(), draw(SEQUENCES, seed=4)
+    losses = [F.grpo_loss(policy, advantages, MASK, old_log_probs=old) for old in (None, policy.detach())]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, policy) for loss in losses))
 
 
 def test_advantages_may_be_those_of_tokens():

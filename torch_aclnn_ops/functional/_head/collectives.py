@@ -20,8 +20,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-_NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
-
 
 @dataclass(frozen=True)
 class Members:
@@ -35,22 +33,13 @@ class Members:
     @classmethod
     def of(cls, function: str, process_group: Any) -> "Members":
         """Return the members of a process group, which must contain this process."""
-        if isinstance(process_group, int) and process_group == _NO_MEMBER:
-            rank = -1
-        elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
+        if not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
             raise TypeError(
-                f"{function}: process_group must be None or a torch.distributed.ProcessGroup, but it is"
-                f" {process_group!r}"
-            )
-        else:
-            rank = process_group.rank()
-        if rank < 0:
-            raise ValueError(
-                f"{function}: process_group must contain this process, but it is a group of other ranks"
-                " only; call it on the members of the group only"
+                f"{function}: process_group must be None or a torch.distributed.ProcessGroup that contains this"
+                f" process, but it is {process_group!r}"
             )
         name = process_group.group_name
-        return cls(name, process_group.size(), rank, device_types_of_group(name))
+        return cls(name, process_group.size(), process_group.rank(), device_types_of_group(name))
 
     def stage(self, tensor: Tensor) -> Tensor:
         """Return the tensor contiguous, on a device that the group supports."""

@@ -95,13 +95,13 @@ def _why_formula() -> str:
 
 
 @without_autocast
-def _by_formula(loss: HeadLoss, call: Any, in_backward: bool = False) -> Results:
+def _by_formula(loss: HeadLoss, call: Any) -> Results:
     """Apply the formula chunk by chunk.
 
     Each chunk keeps its logits for the backward pass only where torch cannot recompute it: in transforms and in
     compiled code.
     """
-    loss.check_formula(call, in_backward)
+    loss.check_formula(call)
     input, weight, bias = call[:HEAD_TENSORS]
     # Upcast once, so that the sums of their gradients over the chunks are rounded to 16 bits once, at the end.
     of_head = input, widen(weight), None if bias is None else widen(bias)
@@ -213,7 +213,7 @@ def _differentiable_gradients(
         of_head = list(call[:HEAD_TENSORS])
         for position, value in zip(positions, values, strict=True):
             of_head[position] = value
-        results = _by_formula(loss, loss.replace(call, of_head, loss.tensors(call)), in_backward=True)
+        results = _by_formula(loss, loss.replace(call, of_head, loss.tensors(call)))
         if factors is not None:
             return (loss.total(call, results, factors),)
         return tuple(results[i] for i in loss.differentiable(call))

@@ -57,7 +57,7 @@ class HeadLoss:
         found: list[slice] = call.tile_rows(call.input.shape[0]).chunks()
         return found
 
-    def check_formula(self, call: Any, in_backward: bool) -> None:
+    def check_formula(self, call: Any) -> None:
         """Raise if the formula cannot compute the call."""
 
     def total(self, call: Any, results: Results, factors: Sequence[Tensor | None]) -> Tensor:

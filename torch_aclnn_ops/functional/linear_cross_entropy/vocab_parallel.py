@@ -38,12 +38,8 @@ _AGREED = (*NUMBERS, "reduction", "label_smoothing", "zero_if_all_ignored")
 class SharedVocabulary:
     """The part of this rank in a call whose classes are spread over ranks.
 
-    Every rank must make the call with the same input, target and class weights, and differentiate the same function of
-    the results, which are the same on all ranks. The gradients of input, target and class weights are replicated; those
-    of weight and bias are sharded.
-
-    The ranks compare their calls in the collective that they need anyway, and raise if they do not match; if values
-    cannot be read, as on an NPU, all results are nan.
+    Every rank must make the same call, and differentiate the same function of the results, which are the same on all
+    ranks, as are the gradients of input, target and class weights. Those of weight and bias are this rank's.
 
     Attributes:
         shards: Which rank has which classes.
@@ -57,11 +53,7 @@ class SharedVocabulary:
     reduces_gradient: bool
 
     def statistics(self, call: Call) -> Statistics:
-        """Reduce the logits of every row.
-
-        Weight and bias of ``call`` are this rank's shard, which may be empty; target, class weights and results refer
-        to the full vocabulary.
-        """
+        """Reduce the logits of every row to the statistics of all classes; ``call`` has this rank's head."""
         raise_if_compiled_transform()
         summary = self._summarize(call, accumulation_dtype(call.input.dtype))
         local, target_probability_sum = _local_call(call, self.shards, self.reduces_gradient)
@@ -133,12 +125,7 @@ def shared_vocabulary(
 ) -> SharedVocabulary:
     """Describe a call, which the other ranks make, too.
 
-    Args:
-        call: The call.
-        shards: Which rank has which classes.
-        reduce_input_grad: Whether to sum the gradient of the input over the ranks.
-        is_fused: Whether CANN's operators compute the losses of rows; ranks that do not agree have different messages,
-            and different collectives in derivatives of gradients.
+    Ranks that do not agree about ``is_fused`` have different messages, and different collectives in derivatives.
     """
     reduces_gradient = reduce_input_grad and (in_functorch_transform() or any_differentiated([call.input]))
     agreed: dict[str, Any] = {

@@ -42,7 +42,6 @@ class _Kernel:
         if self.teacher_head is None or self._teacher_buffer is None:
             return None
         input = self.kept.select(self.call.teacher_input, rows)
-        assert input is not None
         number, classes = input.shape[0], self.teacher_head.weight.shape[0]
         out = self._teacher_buffer[: number * classes].view(number, classes)
         return self.teacher_head.logits(input, out)

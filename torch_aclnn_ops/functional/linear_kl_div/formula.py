@@ -29,16 +29,8 @@ def losses_and_slopes(
     ``m = beta p + (1 - beta) q`` the generalized Jensen-Shannon divergence ``beta KL(p || m) + (1 - beta) KL(q || m)``.
 
     The divergences are differentiable in both arguments. The derivatives are correct up to a multiple of q, which
-    the gradient of a softmax removes.
-
-    Args:
-        divergence: which one.
-        beta: weight of the teacher in the Jensen-Shannon divergence.
-        student: log-probabilities, shape (rows, classes).
-        teacher: log-probabilities of the teacher, shape (rows, classes).
-        may_be_masked: probabilities may be 0, and their terms are 0.
-        with_losses: whether the divergences are needed, otherwise None.
-        with_slopes: whether the derivatives are needed.
+    the gradient of a softmax removes. Either is None if it is not asked for. Where probabilities may be 0
+    (``may_be_masked``), their terms are 0.
     """
 
     def difference(one: Tensor, other: Tensor, probabilities: Tensor) -> Tensor:

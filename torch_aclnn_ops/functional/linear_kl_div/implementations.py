@@ -40,16 +40,11 @@ class _Divergence(HeadLoss):
     def backward_call(self, call: Call, results: Results) -> Call:
         return call._replace(recomputes=True)
 
-    def check_formula(self, call: Call, in_backward: bool) -> None:
-        if call.shards is not None and in_backward:
-            raise RuntimeError(
-                f"{NAME}: with process_group only first derivatives are supported, but this is a backward pass with"
-                " create_graph=True or is_grads_batched=True"
-            )
+    def check_formula(self, call: Call) -> None:
         if call.shards is not None:
             raise NotImplementedError(
-                f"{NAME}: process_group must be None inside transforms of torch.func, torch.jit.trace and forward-mode"
-                " AD, which do not differentiate its collectives"
+                f"{NAME}: with process_group only first derivatives are supported, without transforms of torch.func,"
+                " torch.jit.trace, forward-mode AD and batched gradients"
             )
 
 

@@ -1,7 +1,7 @@
 """The rows of a loss on a head that are not ignored, and their chunks: logits in a reused buffer."""
 
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any
 
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops.ops._head.products import Gradients, Head, logits_buffer
@@ -54,12 +54,8 @@ class KeptRows:
         """The number of rows that are not dropped."""
         return self._rows if self._kept is None else self._kept.shape[0]
 
-    @overload
-    def select(self, values: Tensor, rows: slice = ...) -> Tensor: ...
-    @overload
-    def select(self, values: Tensor | None, rows: slice = ...) -> Tensor | None: ...
-    def select(self, values: Tensor | None, rows: slice = slice(None)) -> Tensor | None:
-        """Return the values of a range of the remaining rows, with zeros for ignored rows."""
+    def select(self, values: Any, rows: slice = slice(None)) -> Any:
+        """Return the values, if any, of a range of the remaining rows, with zeros for ignored rows."""
         if values is None:
             return None
         if self.are_all and rows.start in (0, None) and rows.stop in (self._rows, None):
@@ -73,7 +69,7 @@ class KeptRows:
         if self._ignored is not None:
             values.masked_fill_(_as_column(self._ignored[rows], values), 0)
 
-    def expand_to_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
+    def expand_to_all_rows(self, values: Any, elsewhere: int = 0) -> Any:
         """Return the values of all rows, with ``elsewhere`` for ignored rows."""
         if values is None:
             return None
@@ -134,8 +130,7 @@ def blocks_of(rows: slice, size: int) -> list[slice]:
 
 def _all_rows(kept: KeptRows, parts: Sequence[Tensor]) -> Tensor:
     values = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-    found = kept.expand_to_all_rows(values, 0 if values.is_floating_point() else -1)
-    assert found is not None
+    found: Tensor = kept.expand_to_all_rows(values, 0 if values.is_floating_point() else -1)
     return found
 
 

@@ -108,15 +108,11 @@ class _Costs:
         """Return the smallest possible number of bytes."""
         return min(self.held(1), self.held(self.rows))
 
-    def max_rows(self, max_memory: int) -> int | None:
-        """Return the largest chunk size that needs at most ``max_memory`` bytes, or ``None`` if there is none."""
-        left = max_memory - self.constant - self.sum
-        beside = left // self.row_beside_gradient if self.row_beside_gradient else self.free_rows
-        most = None
-        for number in (self.rows, left // self.row, min(beside, self.free_rows)):
-            if number >= min(self.rows, 1) and self.held(number) <= max_memory:
-                most = number if most is None else max(most, number)
-        return most
+    def max_rows(self, max_memory: int) -> int:
+        """Return the largest chunk size that needs at most ``max_memory`` bytes, or 0 if there is none."""
+        if self.held(self.rows) <= max_memory:
+            return max(self.rows, 1)
+        return max((max_memory - self.constant - self.sum) // self.row, 0)
 
 
 def tile_rows(
@@ -140,22 +136,19 @@ def tile_rows(
         units: Whether the device has native matrix instructions for the head's dtype.
     """
     rows, classes = sizes.rows, sizes.classes
-    keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * sizes.features
+    keeps_gradients = units and with_gradient and max_memory is None and rows <= _KEPT_ROWS_PER_FEATURE * sizes.features
     costs = _Costs(sizes, copies, with_gradient, keeps_gradients)
     if chunk_size is not None:
         rows_per_chunk = chunk_size
     elif max_memory is None:
         rows_per_chunk = _rows_for_speed(costs, sizes, copies)
     else:
-        found, min_bytes = costs.max_rows(max_memory), costs.min_bytes()
-        if found is None and keeps_gradients:
-            costs = _Costs(sizes, copies, with_gradient, False)
-            found, min_bytes = costs.max_rows(max_memory), min(costs.min_bytes(), min_bytes)
-        if found is None:
+        rows_per_chunk = costs.max_rows(max_memory)
+        if rows_per_chunk == 0:
             raise ValueError(
-                f"{function}: max_memory must be at least {min_bytes} bytes for these arguments, but it is {max_memory}"
+                f"{function}: max_memory must be at least {costs.min_bytes()} bytes for these arguments, but it is"
+                f" {max_memory}"
             )
-        rows_per_chunk = found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
     return Tiling(rows, classes, rows_per_chunk, costs.keeps_gradients, held)
