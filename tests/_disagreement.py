@@ -183,6 +183,7 @@ HEADS = {
     "DTensor": lambda weight: (weight, {"process_group": dist.group.WORLD}),
     "local": lambda weight: (weight.to_local(), {"process_group": dist.group.WORLD}),
     "local alone": lambda weight: (weight.to_local(), {}),
+    "detached local alone": lambda weight: (weight.detach().to_local(), {}),
 }
 
 

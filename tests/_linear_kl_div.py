@@ -47,7 +47,7 @@ TEACHERS = {
     "head": lambda head, _: dict(zip(("teacher_input", "teacher_weight", "teacher_bias"), head, strict=True)),
     "log-probabilities": lambda _, log_probs: {"teacher_log_probs": log_probs},
     "probabilities": lambda _, log_probs: {"teacher_probs": log_probs.exp()},
-    "all classes but one": lambda _, log_probs: {"teacher_top_k": some_classes(log_probs, CLASSES - 1)},
+    "all classes as some": lambda _, log_probs: {"teacher_top_k": some_classes(log_probs, CLASSES)},
     "some classes": lambda _, log_probs: {"teacher_top_k": some_classes(log_probs, 4)},
 }
 

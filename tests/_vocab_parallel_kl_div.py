@@ -128,6 +128,12 @@ def student_layer():
     return layer
 
 
+def local_shard_of_a_teacher(device):
+    """The rows of a sharded head that this process has, for a vocabulary that it takes for the whole."""
+    weight = fully_shard(student_layer()).weight.to_local()
+    return F.linear_kl_div(student()[0], weight.detach(), student()[0].detach(), weight)
+
+
 def shard_with_a_group(device):
     """The to_local() of a head whose vocabulary the processes share."""
     mesh = init_device_mesh("cpu", (2,))
@@ -195,7 +201,7 @@ DIFFERENT = {
 }
 OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
 OTHERS |= {one.__name__: one for one in (second_backward, compiled, whole_head, dtensor, shard_with_a_group)}
-OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide)}
+OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide, local_shard_of_a_teacher)}
 OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 
 

@@ -76,6 +76,14 @@ def test_forward_mode_and_transforms_are_right(divergence):
     torch.testing.assert_close(losses, torch.stack([function(one, *of_student[1:]) for one in inputs]))
 
 
+@every_divergence
+def test_the_forward_mode_derivative_where_no_class_is_left(divergence):
+    input, *head = student(grad=False)
+    function = partial(loss_of, divergence=divergence, given=teacher("all classes as some"))
+    _, found = torch.func.jvp(lambda input: function((input, *head)), (input,), (torch.ones_like(input),))
+    torch.testing.assert_close(found, torch.func.grad(lambda input: function((input, *head)))(input).sum())
+
+
 def _products(profile):
     return sum(event.count for event in profile.key_averages() if event.key in PRODUCTS)
 

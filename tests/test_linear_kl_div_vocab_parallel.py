@@ -62,6 +62,14 @@ def test_compiled_code_breaks_its_graph_at_the_call(found):
         torch.testing.assert_close(*of_rank["compiled"])
 
 
+def test_the_local_shard_of_a_head_is_refused_without_a_group(found):
+    for of_rank in found:
+        sentence = (
+            "ValueError: linear_kl_div: teacher_weight must have all classes, but it is the to_local() of a DTensor"
+        )
+        assert of_rank["local_shard_of_a_teacher"].startswith(sentence)
+
+
 def test_a_dtensor_is_refused_with_a_remedy(found):
     for of_rank in found:
         assert "linear_weight must be a plain tensor, but it is a DTensor" in of_rank["dtensor"]

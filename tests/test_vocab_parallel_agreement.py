@@ -55,9 +55,19 @@ def test_fsdp2_shards_raise_if_each_rank_has_its_own_rows(device, found, head):
         assert all(math.isnan(of_rank[f"head: {head}"][0]) for of_rank in found)
 
 
+def test_the_local_shard_of_a_head_raises_without_process_group(found):
+    for of_rank in found:
+        sentence = (
+            "linear_weight must have all classes, but it is the to_local() of a DTensor with placements (Shard(dim=0),)"
+        )
+        assert of_rank["head: local alone"].startswith(
+            f"ValueError: linear_cross_entropy: {sentence}; if it is sharded"
+        )
+
+
 def test_an_out_of_range_target_of_a_local_shard_raises_with_a_hint(device, found):
     for of_rank in found:
-        value = of_rank["head: local alone"]
+        value = of_rank["head: detached local alone"]
         if device == "cpu":
             hint = "If linear_weight is a shard of the head, pass process_group or fsdp_module."
             assert value.startswith("IndexError: Target 21 is out of bounds. linear_cross_entropy: target must be from")

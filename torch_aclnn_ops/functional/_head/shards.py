@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._torch_compat.distributed import dtensor_of_local
 from torch_aclnn_ops.functional._head.agreement import ROWS, raise_mismatch
 from torch_aclnn_ops.functional._head.collectives import Members, gather_constant
 
@@ -103,3 +104,17 @@ def is_dtensor(value: Any) -> bool:
     # Importing the module takes a second; if it is not imported, there are no DTensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
+
+
+def check_not_local_shard(function: str, remedy: str, **heads: Any) -> None:
+    """Raise if autograd shows that a head, which must have all classes, is the local shard of a DTensor."""
+    for name, head in heads.items():
+        # Dynamo does not trace a grad_fn.
+        if not isinstance(head, Tensor) or torch.compiler.is_compiling() or head.grad_fn is None:
+            continue
+        spec = dtensor_of_local(head)
+        if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):
+            raise ValueError(
+                f"{function}: {name} must have all classes, but it is the to_local() of a DTensor with placements"
+                f" {spec.placements}; {remedy}"
+            )

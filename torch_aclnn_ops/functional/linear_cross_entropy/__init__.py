@@ -13,7 +13,7 @@ from torch_aclnn_ops._checks import Reduction, check_bool, drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._head.arguments import labels_to_rows
-from torch_aclnn_ops.functional._head.shards import shards_of
+from torch_aclnn_ops.functional._head.shards import check_not_local_shard, shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_in_cpp, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
@@ -29,6 +29,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
     own_options,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.sharded_head import (
+    FSDP_HINT,
     call_in_fsdp_forward,
     local_arguments,
 )
@@ -172,6 +173,9 @@ def linear_cross_entropy(
         result: Tensor | LinearCrossEntropyOutput = leave_to_torch(call, options, own)
     else:
         check_arguments(call, None if shards is None else shards.total)
+        if shards is None:
+            remedy = f"{FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass process_group"
+            check_not_local_shard("linear_cross_entropy", remedy, linear_weight=call.linear_weight)
         is_small = shards is None and are_few(call)
         result = loss_of_few_logits(call) if is_small else compute(call, shards, reduce_input_grad)
     return shift_results(result, places) if places else result

@@ -27,7 +27,7 @@ FSDP1 = (
     "FullyShardedDataParallel (FSDP1) unshards weights in its forward pass only: call linear_cross_entropy in the"
     " forward of the wrapped module, or use fully_shard (FSDP2) and pass fsdp_module"
 )
-_FSDP_HINT = "if it is sharded by fully_shard (FSDP2), pass the model that owns it as fsdp_module"
+FSDP_HINT = "if it is sharded by fully_shard (FSDP2), pass the model that owns it as fsdp_module"
 _TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight", "token_weight")
 
 
@@ -61,13 +61,13 @@ def local_arguments(
         raise ValueError(
             "linear_cross_entropy: linear_weight must be a plain tensor, or a DTensor with placements (Shard(dim=0),)"
             f" on a mesh of one dimension, but it has placements {head.placements} on a mesh of shape"
-            f" {tuple(mesh.shape)}; {_FSDP_HINT}, else redistribute it"
+            f" {tuple(mesh.shape)}; {FSDP_HINT}, else redistribute it"
         )
     if process_group is None and "input" not in dtensors:
         raise ValueError(
             "linear_cross_entropy: linear_weight must be a plain tensor if input is one and neither process_group"
             f" nor fsdp_module is given, but it is a DTensor with placements {head.placements}, which is ambiguous:"
-            f" {_FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass the group of its mesh"
+            f" {FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass the group of its mesh"
             " as process_group, or an input that is a DTensor with Replicate() on this mesh"
         )
     for name, tensor in tensors.items():

@@ -13,7 +13,7 @@ from torch_aclnn_ops._checks import Divergence, Reduction, check_bool, check_cho
 from torch_aclnn_ops._head_options import NON_NEGATIVE, check_beta, check_memory, check_number, check_shift
 from torch_aclnn_ops._torch_compat.modes import disable_compilation
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
-from torch_aclnn_ops.functional._head.shards import shards_of
+from torch_aclnn_ops.functional._head.shards import check_not_local_shard, shards_of
 from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, prepare
@@ -139,6 +139,8 @@ def linear_kl_div(
     temperature = check_number(NAME, "temperature", temperature)
     of_student = ("input", "linear_weight", "linear_bias")
     arguments.check_layer(of_student, input, linear_weight, linear_bias, input)
+    if process_group is None:
+        check_not_local_shard(NAME, arguments.REMEDY, linear_weight=linear_weight, teacher_weight=teacher_weight)
     if vocab_size is not None:
         arguments.check("vocab_size", process_group is None, "be None with process_group", f"is {vocab_size}")
         heads = (linear_weight, linear_bias, teacher_weight, teacher_bias)

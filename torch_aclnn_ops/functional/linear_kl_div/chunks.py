@@ -5,6 +5,8 @@ computed in float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.line
 mathematics in differentiable calls.
 """
 
+import math
+
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import without_autocast
@@ -156,17 +158,18 @@ class _Kernel:
         """Compare with a top-k teacher, all of whose other classes count as one."""
         places = Places.of(given)
         few = self.log_sum(places.log_probabilities(student))
-        teacher = log_probabilities_with_rest(given, few.dtype)
+        teacher = log_probabilities_with_rest(given, few)
         losses, slopes = self._losses_and_slopes(few, teacher, factors is not None)
         if factors is None or slopes is None:
             return losses
         # The softmax over the other classes, whose share of the probability may be too small to divide by; at most 1 at
         # the top-k classes, whose gradient then replaces it.
         rest, total = few[:, -1:], slopes.sum(1, keepdim=True)
-        factor = slopes[:, -1:] - rest.exp() * total
-        at_others = (few[:, :-1] - rest).clamp(max=0).exp() * factor
+        offset = rest.masked_fill(rest == -math.inf, 0)
+        factor = torch.where(rest == -math.inf, 0, slopes[:, -1:]) - rest.exp() * total
+        at_others = (few[:, :-1] - offset).clamp(max=0).exp() * factor
         at_classes = (slopes[:, :-1] - few[:, :-1].exp() * total - at_others).masked_fill(~places.is_here, 0)
-        torch.sub(student, rest, out=gradient).clamp_(max=0).exp_().mul_(factor)
+        torch.sub(student, offset, out=gradient).clamp_(max=0).exp_().mul_(factor)
         gradient.scatter_add_(1, places.columns, at_classes).mul_(factors.unsqueeze(1))
         return losses
 

@@ -80,7 +80,7 @@ def losses_of_rows(call: Call) -> Tensor:
         of_labels = -(student * temperature).log_softmax(1).gather(1, columns).squeeze(1)
     if call.teacher_indices is not None:
         student = Places.of(call).log_probabilities(student)
-        teacher = log_probabilities_with_rest(call, student.dtype)
+        teacher = log_probabilities_with_rest(call, student)
     elif call.teacher_input is not None and call.teacher_weight is not None:
         teacher = _log_softmax(call.teacher_input, call.teacher_weight, call.teacher_bias, temperature)
     else:
@@ -122,7 +122,10 @@ class Places(NamedTuple):
         # A column may also stand for a class of another process, which must not hide it.
         counts = torch.zeros_like(values, dtype=torch.uint8).scatter_add(1, self.columns, self.is_here.to(torch.uint8))
         others = values.masked_fill(counts > 0, -math.inf)
-        return torch.cat([found, others.logsumexp(1, keepdim=True)], 1)
+        # The derivatives of logsumexp are nan where no class is left.
+        there_are_none = (others == -math.inf).all(1, keepdim=True)
+        rest = others.masked_fill(there_are_none, 0).logsumexp(1, keepdim=True)
+        return torch.cat([found, rest.masked_fill(there_are_none, -math.inf)], 1)
 
 
 def log_probabilities(call: Call) -> Tensor:
@@ -132,14 +135,16 @@ def log_probabilities(call: Call) -> Tensor:
     return values if call.is_log else values.log()
 
 
-def log_probabilities_with_rest(call: Call, dtype: torch.dtype) -> Tensor:
+def log_probabilities_with_rest(call: Call, student: Tensor) -> Tensor:
     """Return the log-probabilities of the teacher's top-k classes, with a last column for all other classes.
 
-    For the reverse KL the rest is at least one rounding error, because the divergence is infinite at 0.
+    For the reverse KL the rest is at least one rounding error, because the divergence is infinite at 0. ``student`` has
+    the student's log-probabilities, from :meth:`Places.log_probabilities`.
     """
     values = log_probabilities(call)
     least = 0.0
     if call.divergence == "reverse_kl" and call.teacher_values is not None:
         least = torch.finfo(call.teacher_values.dtype).eps
     rest = (-torch.expm1(values.logsumexp(1, keepdim=True))).clamp(min=least).log()
-    return torch.cat([values, rest], 1).to(dtype)
+    there_are_none = student[:, -1:].detach() == -math.inf
+    return torch.cat([values, rest.masked_fill(there_are_none, -math.inf)], 1).to(student.dtype)
