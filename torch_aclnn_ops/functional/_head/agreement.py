@@ -62,13 +62,7 @@ def summarize(
 ) -> Summary:
     """Return the summary of a call that a rank sends.
 
-    Args:
-        call: What must be the same on all ranks.
-        sizes: The number of classes of each rank.
-        input: The rows.
-        shard: This rank's part of the head, which must not be the same on all ranks, but for zeros.
-        target: Class indices of the rows, if there are.
-        dtype: The dtype of the summary.
+    The shard of the head must not be the same on all ranks, but for zeros. ``sizes`` are the ranks' numbers of classes.
     """
     of_call = -(-len(call) // _GROUP)
     kinds = [*[_SAME] * of_call, _SAME, _ROUNDED, _DIFFERENT]

@@ -39,11 +39,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Engine:
-    """Computes the calls of a loss.
-
-    Args:
-        loss: What is special to the loss.
-    """
+    """Computes the calls of a loss, which supplies what is special to it."""
 
     def __init__(self, loss: HeadLoss) -> None:
         self._loss = loss
@@ -72,9 +68,7 @@ class Engine:
     def needs_formula(self, call: Any, *others: Tensor | None) -> bool:
         """Return whether only the formula has the derivatives: by other arguments, in a transform, with tangents.
 
-        Args:
-            call: The arguments of the loss.
-            *others: Tensors with which the results are multiplied.
+        ``others`` are tensors with which the results are multiplied.
         """
         tensors = (*call[:HEAD_TENSORS], *self._loss.tensors(call))
         if in_functorch_transform() or any_differentiated(tensors[HEAD_TENSORS:]):

@@ -42,13 +42,7 @@ _Reduce = Callable[[Call], Statistics]
 
 
 def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool) -> _Result:
-    """Compute a call with checked arguments.
-
-    Args:
-        call: The call as given.
-        shards: The shards of the vocabulary, if several ranks share it.
-        reduce_input_grad: Whether to sum the gradient of the input over the ranks.
-    """
+    """Compute a call with checked arguments."""
     call = _prepare(call)
     if call.max_memory is not None and not torch.compiler.is_compiling():
         # That of the largest shard, so that no rank raises alone while others wait in a collective.

@@ -74,14 +74,7 @@ def first_classes(vocab_size: int, dim: int, *tensors: Any) -> tuple[Any, ...]:
 
 
 def with_teacher(call: Call, log_probs: Any, probs: Any, top_k: Any) -> Call:
-    """Return the call with its teacher, which must be given in exactly one way and gets no gradient.
-
-    Args:
-        call: the call with the student, and with the rows, weight and bias of the teacher's head as given.
-        log_probs: log-probabilities of all classes.
-        probs: probabilities of all classes.
-        top_k: classes and their log-probabilities.
-    """
+    """Return the call with its teacher, which must be given in exactly one way and gets no gradient."""
     input = call.input
     has_head = any([one is not None for one in (call.teacher_input, call.teacher_weight, call.teacher_bias)])
     given = [has_head, log_probs is not None, probs is not None, top_k is not None]
@@ -103,18 +96,16 @@ def with_teacher(call: Call, log_probs: Any, probs: Any, top_k: Any) -> Call:
 
 def _with_head(call: Call) -> Call:
     """Check a teacher that is given as the input, weight and bias of its head."""
-    input: Tensor = call.input
+    input, shape = call.input, call.input.shape[:-1]
     rows: Any = call.teacher_input
     weight: Any = call.teacher_weight
-    bias: Any = call.teacher_bias
+    bias = call.teacher_bias
     check_layer(("teacher_input", "teacher_weight", "teacher_bias"), rows, weight, bias, input)
-    shape = input.shape[:-1]
-    check(
-        "teacher_input",
-        rows.shape[:-1] == shape,
+    accepted, described = (
         f"have the shape of input, {list(shape)}, before its features",
         f"has shape {list(rows.shape)}",
     )
+    check("teacher_input", rows.shape[:-1] == shape, accepted, described)
     classes, described = call.linear_weight.shape[0], f"has {weight.shape[0]}"
     check("teacher_weight", weight.shape[0] == classes, f"have {classes} classes, as linear_weight has", described)
     rows, weight, bias = rounded_by_autocast(rows, weight, bias)

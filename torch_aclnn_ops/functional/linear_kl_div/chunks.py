@@ -180,13 +180,9 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 @without_autocast
 def losses_in_chunks(call: Call, factors: Tensor | None) -> tuple[Results, HeadGradients]:
-    """Compute the losses of rows, 0 for ignored ones, and the gradients of ``(losses * factors).sum()``.
+    """Compute the losses of rows, 0 for ignored ones, and with factors the gradients of ``(losses * factors).sum()``.
 
     A call that recomputes has no losses.
-
-    Args:
-        call: the arguments of the call.
-        factors: the factor of each row in the sum, shape (N,); None computes no gradients.
     """
     if call.input.device.type == "npu":
         _extension.check_queue(NAME)

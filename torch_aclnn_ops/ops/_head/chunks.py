@@ -88,16 +88,10 @@ def reduce_in_chunks(
     reduce_chunk: Callable[[Tensor, slice], Sequence[Results]],
     needed: tuple[bool, bool, bool] | None,
 ) -> tuple[Results, HeadGradients]:
-    """Reduce the logits of all rows, and compute the gradients of input, weight and bias.
+    """Reduce the logits of all rows, and compute the gradients of input, weight and bias that are needed, if any.
 
-    Args:
-        input: The rows, also those that are ignored.
-        head: The products with the head.
-        kept: The rows that are not ignored.
-        tiling: The chunks of these rows.
-        reduce_chunk: Given the logits of a chunk and its range of rows, returns the results of its blocks. If gradients
-            are needed, it overwrites the logits with their gradient.
-        needed: Which gradients are needed; ``None`` computes none.
+    Given the logits of a chunk and its range of rows, ``reduce_chunk`` returns the results of its blocks. If gradients
+    are needed, it overwrites the logits with their gradient.
 
     Returns:
         The results of all rows, 0 for ignored ones (-1 for integers), and the gradients: float32 for 16-bit tensors,

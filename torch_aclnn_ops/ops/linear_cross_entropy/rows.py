@@ -17,12 +17,8 @@ def reduce_rows(
 ) -> Statistics:
     """Reduce logits; with factors, overwrite them with the gradient of the loss by ``input @ weight.T + bias``.
 
-    Args:
-        call: The arguments of the call; its rows are not used.
-        logits: Logits of some rows, divided by the temperature unless there is a softcap, shape (n, V).
-        target: The targets of these rows.
-        factors: The coefficients of the rows' statistics in the loss.
-        have_classes: Whether it is known that all class indices are 0 or more.
+    The logits of some rows are divided by the temperature unless there is a softcap. ``have_classes`` says whether it
+    is known that all class indices are 0 or more.
     """
     class_weight = call.weight
     slope = None

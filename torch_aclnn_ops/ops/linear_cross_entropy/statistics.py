@@ -86,11 +86,7 @@ def combine(
     ``exp(l_r + m_r - m - l)``. Sums over ``z - m_r`` become sums over ``z - m`` by adding ``m_r - m`` times the sum of
     the coefficients.
 
-    Args:
-        found: The statistics of the parts, shape (parts, N) each.
-        target_probability_sums: The target probability in each part, shape (parts, N).
-        parts: The range of classes of each part.
-        class_weight: The weights of all classes.
+    The statistics of the parts, and the target's probability in each of them, have shape (parts, N).
     """
     maxima = found.logits_max.detach()
     logits_max = maxima.amax(0)
