@@ -278,11 +278,6 @@ def test_a_step_reads_no_value_from_the_device():
     assert optimizer.state[weight]["step"].device == weight.device
 
 
-def test_torchs_cpu_kernels_are_used_on_the_cpu_only():
-    assert kernels.has_native_kernel(*torch.ones(4, 3))
-    assert not kernels.has_native_kernel(*torch.ones(4, 3, device="meta"))
-
-
 @pytest.mark.parametrize("bias_correction", [False, True])
 @pytest.mark.usefixtures("path")
 def test_the_default_device_does_not_matter(bias_correction):
@@ -295,15 +290,3 @@ def test_the_default_device_does_not_matter(bias_correction):
         optimizer.step()
     expected.step()
     assert_all_equal(weights_of(mine) + states_of(optimizer), weights_of(theirs) + states_of(expected))
-
-
-def test_a_long_parameter_with_its_columns_in_memory_order_is_updated_as_by_adamw(monkeypatch):
-    monkeypatch.setattr(kernels, "_CACHED_ELEMENTS", 16)
-    initial = torch.arange(64.0).reshape(8, 8).t()
-    mine, theirs = (torch.nn.Parameter(initial.clone()) for _ in range(2))
-    assert not mine.is_contiguous()
-    for parameter, optimizer in ((mine, FusedEmaAdam([mine])), (theirs, torch.optim.AdamW([theirs]))):
-        for _ in range(3):
-            parameter.grad = torch.sin(parameter.detach())
-            optimizer.step()
-    torch.testing.assert_close(mine, theirs)

@@ -200,12 +200,10 @@ WRONG = {
         lambda optimizer, model: optimizer.ema_state_dict(model.parameters()),
         "model must be a torch.nn.Module, but it is of type generator",
     ),
-    "no path": (lambda optimizer, model: optimizer.save_ema_model(model), "missing 1 required .* argument: 'path'"),
     "parameters to swap": (
         lambda optimizer, model: optimizer.swap_ema_params(model.parameters()),
         "model must be a torch.nn.Module, but it is of type generator",
     ),
-    "a model to reset": (lambda optimizer, model: optimizer.reset_ema_params(model), "takes 1 positional argument"),
 }
 
 

@@ -226,15 +226,6 @@ def test_those_that_a_state_dict_omits_and_that_modules_share():
     assert model[3].shared is model[1].running_mean
 
 
-def test_a_module_that_changes_its_dtype_keeps_them():
-    model, optimizer = trained()
-    expected = optimizer.ema_state_dict(model)[MEAN].float().lerp(model[1].running_mean.float(), 0.1)
-    model.float()
-    optimizer.zero_grad()
-    optimizer.step()
-    torch.testing.assert_close(optimizer.ema_state_dict(model)[MEAN], expected)
-
-
 @pytest.mark.parametrize(
     "name, buffer",
     [("running_mean", torch.ones(4)), ("scale", torch.ones(1).expand(3)), ("scale", torch.eye(3).to_sparse())],

@@ -36,22 +36,15 @@ def params_over(buffer, *views):
     return [nn.Parameter(view(buffer)) for view in views]
 
 
+# Views of a matrix; others are random, below.
 SHARED = {
-    "the same": (lambda x: x, lambda x: x),
-    "transposed": (lambda x: x, lambda x: x.T),
-    "rows 0 to 3 and 3 to 6": (lambda x: x[:4], lambda x: x[3:]),
-    "a row and a column": (lambda x: x[2], lambda x: x[:, 3]),
-    "columns 0, 2, 4 and 0, 3": (lambda x: x[:, ::2], lambda x: x[:, ::3]),
     "another dtype": (lambda x: x[1:], lambda x: x.view(torch.bfloat16)[:2, 1:]),
     "by DLPack": (lambda x: x, lambda x: torch.from_dlpack(x[1:2])),
 }
 DISJOINT = {
     "query, key and value": (lambda x: x[:2], lambda x: x[2:4], lambda x: x[4:]),
-    "columns": (lambda x: x[:, :2], lambda x: x[:, 2:3], lambda x: x[:, 3:]),
     "every other column": (lambda x: x[:, ::2], lambda x: x[:, 1::2]),
-    "rows of columns": (lambda x: x[::2, 0], lambda x: x[1::2, 0], lambda x: x[:, 1]),
     "empty ones": (lambda x: x, lambda x: x[:0], lambda x: x[:, :0]),
-    "another dtype": (lambda x: x[1:], lambda x: x[:1].view(torch.bfloat16)),
     "by DLPack": (lambda x: x[:, :2], lambda x: torch.from_dlpack(x[:, 2:])),
 }
 
@@ -169,11 +162,8 @@ def test_parameters_share_memory_if_and_only_if_an_element_overlaps(first, secon
 
 RESHAPED = {
     "grown": lambda data: data.new_ones(100_000, 2),
-    "grown a little": lambda data: data.new_ones(66, 2),
-    "shrunk": lambda data: data.new_ones(32, 2),
     "shrunk in place": lambda data: data[:32],
     "transposed": lambda data: data.T,
-    "flat": lambda data: data.reshape(-1),
 }
 
 
@@ -266,16 +256,3 @@ def test_data_of_the_same_shape_may_be_replaced(replace, dtype, master_weights, 
         model = nn.ParameterList(weights)
         results.append([*(weight.detach() for weight in weights), *averages_of(model, optimizer)])
     assert_all_close(*results, 1e-6 if dtype == torch.float32 or master_weights else 1e-2)
-
-
-def test_another_dtype_at_the_same_address_is_seen():
-    memory = torch.ones(64)
-    weight = nn.Parameter(memory.view(torch.float16)[:64].fill_(1))
-    optimizer = FusedEmaAdam([weight], lr=0.1)
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    weight.grad = None
-    weight.data = memory.fill_(1)
-    weight.grad = torch.ones(64)
-    optimizer.step()
-    assert weight.dtype == torch.float32 and (weight < 0.95).all()

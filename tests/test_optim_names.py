@@ -85,15 +85,6 @@ def test_names_that_differ_are_refused_and_change_nothing(saved, own, accepted, 
     assert not optimizer.state
 
 
-def test_the_same_name_twice_is_loaded_in_the_same_order_only():
-    checkpoint = _checkpoint("ab")
-    checkpoint["param_groups"][0]["param_names"] = ["a", "a"]
-    optimizer, params = _optimizer("ab")
-    optimizer.param_groups[0]["param_names"] = ["a", "a"]
-    optimizer.load_state_dict(checkpoint)
-    assert _averages(optimizer, params) == {"a": VALUES["a"], "b": VALUES["b"]}
-
-
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_distributed_checkpoint_in_another_order_is_loaded_by_the_names_of_the_model(is_named):
     models = [nn.ParameterDict({name: torch.full((4,), VALUES[name]) for name in "ab"}) for _ in range(2)]

@@ -136,16 +136,6 @@ def test_each_parameter_counts_its_own_steps():
     assert_all_close(weights_of(mine), weights_of(theirs), 1e-13)
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad_clears_the_gradients(set_to_none):
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters())
-    model.set_gradients(0)
-    optimizer.zero_grad(set_to_none)
-    for weight in model.parameters():
-        assert weight.grad is None if set_to_none else not weight.grad.any()
-
-
 def test_a_step_returns_the_loss_of_its_closure():
     weight = nn.Parameter(torch.ones(2))
     optimizer = FusedEmaAdam([weight], lr=0.1)
@@ -158,16 +148,6 @@ def test_a_step_returns_the_loss_of_its_closure():
 
     assert optimizer.step(closure) == 2
     assert (weight < 1).all()
-
-
-def test_hooks_of_a_step_run():
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters())
-    calls = []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    train(model, optimizer, [0])
-    assert calls == ["before", "after"]
 
 
 @each_flatten

@@ -54,7 +54,7 @@ def train_network(model, optimizer, steps):
 
 
 @each_flatten
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
 @each_optimizer
 def test_a_checkpoint_of_torch_resumes_with_averages_that_start_from_the_weights(name, options, flatten):
     theirs = network()
@@ -124,23 +124,6 @@ def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype
     assert_all_equal(averages_of(model, back), [weight.float() for weight in weights])
 
 
-def test_averages_that_started_from_a_checkpoint_of_torch_are_saved_and_loaded():
-    model = network(torch.bfloat16)
-    theirs = torch.optim.AdamW(model.parameters())
-    train_network(model, theirs, range(3))
-    optimizer = FusedEmaAdam(model.parameters())
-    with pytest.warns(UserWarning, match="their EMA starts from the weights"):
-        optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
-    train_network(model, optimizer, range(3, 6))
-    resumed = FusedEmaAdam(model.parameters())
-    resumed.load_state_dict(optimizer.state_dict())
-    assert_all_equal(states_of(resumed), states_of(optimizer))
-    theirs.load_state_dict(copy.deepcopy(resumed.state_dict()))
-    train_network(model, theirs, [6])
-    resumed.load_state_dict(theirs.state_dict())
-    assert not any("ema_params" in state or "master_params" in state for state in resumed.state.values())
-
-
 def test_averages_of_version_0_2_that_kept_the_options_of_torch_are_loaded():
     model = network()
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
@@ -163,6 +146,7 @@ OTHERS = {
     "Adamax": ({}, "amsgrad"),
     "NAdam": ({}, "amsgrad"),
     "RAdam": ({"decoupled_weight_decay": True}, "amsgrad"),
+    "SparseAdam": ({}, "weight_decay"),
 }
 
 
@@ -171,8 +155,8 @@ OTHERS = {
 def test_a_checkpoint_of_another_optimizer_raises_and_changes_nothing(name, steps):
     model = Weights()
     options, lacks = OTHERS[name]
-    theirs = getattr(torch.optim, name)(model.parameters(), **options)
-    train(model, theirs, range(steps))
+    theirs = getattr(torch.optim, name)(list(model.parameters()), **options)
+    train(model, theirs, range(steps if name != "SparseAdam" else 0))
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     train(model, optimizer, range(2))
     before = copy.deepcopy(optimizer.state_dict())
@@ -181,35 +165,6 @@ def test_a_checkpoint_of_another_optimizer_raises_and_changes_nothing(name, step
         optimizer.load_state_dict(theirs.state_dict())
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
     assert_all_equal(list(optimizer.state_dict()["state"].values()), list(before["state"].values()))
-
-
-@pytest.mark.parametrize("steps", [0, 2])
-def test_a_checkpoint_of_sparse_adam_raises(steps):
-    weight = nn.Parameter(torch.ones(2, 2))
-    theirs = torch.optim.SparseAdam([weight])
-    for _ in range(steps):
-        weight.grad = torch.ones(2, 2).to_sparse()
-        theirs.step()
-    with pytest.raises(ValueError, match="of Adam or AdamW, but it lacks weight_decay$"):
-        FusedEmaAdam([weight]).load_state_dict(theirs.state_dict())
-
-
-@pytest.mark.parametrize("lacks, options", [("betas", {"eps": 1}), ("betas, eps", {"momentum": 0.9})])
-def test_a_checkpoint_of_an_optimizer_that_is_not_torchs_raises_with_what_it_lacks(lacks, options):
-    group = {"params": [0], "lr": 0.1, **options}
-    optimizer = FusedEmaAdam([torch.ones(1)])
-    with pytest.raises(ValueError, match=f"group 0 must have the options of Adam or AdamW, but it lacks {lacks}$"):
-        optimizer.load_state_dict({"param_groups": [group], "state": {}})
-
-
-def test_amsgrad_raises():
-    model = Weights()
-    theirs = torch.optim.AdamW(model.parameters(), amsgrad=True)
-    train(model, theirs, [0])
-    with pytest.raises(
-        ValueError, match=r"^FusedEmaAdam\.load_state_dict: amsgrad of group 0 must be False, but it is True"
-    ):
-        FusedEmaAdam(model.parameters()).load_state_dict(theirs.state_dict())
 
 
 @pytest.mark.parametrize("value, what", [("a.pt", "'a.pt'"), (FusedEmaAdam([torch.ones(1)]), "of type FusedEmaAdam")])
@@ -256,15 +211,17 @@ def test_a_state_dict_for_mindspeed_has_its_layout():
         assert_all_equal(list(state.values()), list(expected["state"][key].values()))
 
 
-def test_converting_different_step_counts_to_mindspeed_raises():
+def test_what_mindspeed_cannot_have_raises():
     model = Weights()
-    optimizer = FusedEmaAdam(model.parameters())
+    optimizer, theirs = FusedEmaAdam(model.parameters()), torch.optim.AdamW(model.parameters())
     train(model, optimizer, [0])
-    model.set_gradients(1)
+    train(model, theirs, [0])
     next(model.parameters()).grad = None
     optimizer.step()
     with pytest.raises(ValueError, match=r"those of group 0 have \[1, 2\]"):
         to_mindspeed_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match="^to_mindspeed_state_dict: .* that of 0 has no ema_params"):
+        to_mindspeed_state_dict(theirs.state_dict())
 
 
 @each_flatten
@@ -385,27 +342,6 @@ def test_step_counts_beyond_float32_stay_exact_through(way, flatten, tmp_path):
     assert [int(state["step"]) for state in resumed.state.values()] == [LONG] * 4
 
 
-@each_flatten
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
-@each_optimizer
-def test_torch_resumes_from_step_counts_beyond_float32(name, options, flatten):
-    mine, my_optimizer = trained_for_long(flatten=flatten, decoupled_weight_decay=name == "AdamW")
-    theirs = copy.deepcopy(mine)
-    optimizer = OPTIMIZERS[name](theirs.parameters())
-    state = copy.deepcopy(my_optimizer.state_dict())
-    for group in state["param_groups"]:
-        group.update(options)
-    optimizer.load_state_dict(state)
-    my_losses = train_network(mine, my_optimizer, range(3))
-    assert train_network(theirs, optimizer, range(3)) == pytest.approx(my_losses, rel=1e-6)
-    assert_all_close(weights_of(theirs), weights_of(mine), 1e-6)
-    steps = [state["step"] for state in optimizer.state.values()]
-    if "fused" in options:  # for which torch rounds them to float32, when it loads them
-        assert all(step.dtype == torch.float32 for step in steps)
-    else:
-        assert list(map(int, steps)) == [LONG + 3] * 4
-
-
 def test_state_dict_hooks_get_the_returned_dict():
     _, optimizer = trained_for_long()
     seen = []
@@ -413,48 +349,3 @@ def test_state_dict_hooks_get_the_returned_dict():
     optimizer.register_state_dict_post_hook(lambda *_: {"flat": 1})
     assert optimizer.state_dict() == {"flat": 1}
     assert all(state["step"].dtype == torch.float64 for state in seen[0]["state"].values())
-
-
-@each_flatten
-def test_unknown_state_entries_are_kept_as_in_torch(flatten):
-    model = network()
-    optimizer = FusedEmaAdam(model.parameters(), flatten=flatten)
-    entries = {"name": 1, "another": {"step": 3, "ema_params": None}}
-    optimizer.state.update(entries)
-    train_network(model, optimizer, range(3))
-    with optimizer.swap_ema_params():
-        pass
-    optimizer.ema_state_dict(model)
-    optimizer.reset_ema_params()
-    resumed = FusedEmaAdam(model.parameters(), flatten=flatten)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    copies = [resumed, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
-    of_torch = torch.optim.AdamW(model.parameters())
-    of_torch.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    resumed.load_state_dict(to_mindspeed_state_dict(resumed.state_dict()))
-    for each in (optimizer, *copies, of_torch):
-        each.step()
-        assert {key: value for key, value in each.state.items() if isinstance(key, str)} == entries
-        assert entries.items() <= each.state_dict()["state"].items()
-
-
-@each_flatten
-def test_the_state_of_a_frozen_parameter_is_loaded(flatten):
-    model = network()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
-    train_network(model, optimizer, range(3))
-    frozen = copy.deepcopy(model)
-    frozen[0].requires_grad_(False)
-    resumed = FusedEmaAdam(frozen.parameters(), flatten=flatten)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    frozen[0].requires_grad_(True)
-    assert train_network(frozen, resumed, range(3, 6)) == train_network(model, optimizer, range(3, 6))
-    assert_all_equal(states_of(resumed), states_of(optimizer))
-
-
-def test_converting_a_state_without_averages_to_mindspeed_raises():
-    model = network()
-    theirs = torch.optim.AdamW(model.parameters())
-    train_network(model, theirs, [0])
-    with pytest.raises(ValueError, match="^to_mindspeed_state_dict: .* that of 0 has no ema_params"):
-        to_mindspeed_state_dict(theirs.state_dict())
