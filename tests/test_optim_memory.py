@@ -72,10 +72,15 @@ def test_disjoint_views_of_one_buffer_are_trained_in_place(views, flatten):
         assert_all_close([param.detach().float()], [torch.full(param.shape, -0.5)], 1e-2)
 
 
-def test_a_parameter_that_is_listed_twice_raises():
-    weight = nn.Parameter(torch.ones(2))
-    with pytest.warns(UserWarning, match="duplicate parameters"), pytest.raises(ValueError, match="share memory"):
-        FusedEmaAdam([weight, weight])
+def test_a_parameter_that_is_listed_twice_is_updated_once_with_torchs_warning():
+    named = [("first", nn.Parameter(torch.ones(4))), ("second", nn.Parameter(torch.ones(4)))]
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = FusedEmaAdam([*named, named[0]], **SETTINGS)
+    for _, param in named:
+        param.grad = torch.ones(4)
+    optimizer.step()
+    assert optimizer.param_groups[0]["param_names"] == ["first", "second"]
+    assert_all_equal([named[0][1].detach()], [named[1][1].detach()])
 
 
 def test_the_error_names_parameters_that_share_memory_and_leaves_the_optimizer_unchanged():
@@ -256,3 +261,68 @@ def test_data_of_the_same_shape_may_be_replaced(replace, dtype, master_weights, 
         model = nn.ParameterList(weights)
         results.append([*(weight.detach() for weight in weights), *averages_of(model, optimizer)])
     assert_all_close(*results, 1e-6 if dtype == torch.float32 or master_weights else 1e-2)
+
+
+WRITES = {
+    "new data": lambda state, value: setattr(state, "data", value.clone()),
+    "a copy to data": lambda state, value: state.data.copy_(value),
+    "a copy": lambda state, value: state.copy_(value),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("write", "flatten"),
+    [
+        (write, flatten)
+        for name, write in WRITES.items()
+        for flatten in ([False] if name == "new data" else [False, True])
+    ],
+)
+def test_states_that_a_program_restores_are_used(write, dtype, flatten):
+    gradients = [torch.full((4, 4), value, dtype=dtype) for value in (1.0, -2.0)]
+
+    def step(weights, optimizer, count):
+        for _ in range(count):
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.grad = gradient
+            optimizer.step()
+
+    results = []
+    for is_restored in (True, False):
+        weights = [nn.Parameter((torch.linspace(-1, 1, 16).reshape(4, 4) + i).to(dtype)) for i in range(2)]
+        optimizer = FusedEmaAdam(weights, **SETTINGS, ema_warmup="ratio", flatten=flatten and is_restored)
+        step(weights, optimizer, 2)
+        if is_restored:
+            saved = copy.deepcopy([(weight.detach(), optimizer.state[weight]) for weight in weights])
+            step(weights, optimizer, 3)
+            for weight, (value, state) in zip(weights, saved, strict=True):
+                weight.data.copy_(value)
+                for name, tensor in optimizer.state[weight].items():
+                    write(tensor, state[name])
+        step(weights, optimizer, 2)
+        results.append([weight.detach().clone() for weight in weights] + states_of(optimizer))
+        with optimizer.swap_ema_params():
+            results[-1] += [weight.detach().clone() for weight in weights]
+    assert_all_close(*results, 1e-6)
+
+
+def test_a_step_in_inference_mode_is_refused():
+    weight = nn.Parameter(torch.ones(2))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="step: must not be called in inference mode"):
+        FusedEmaAdam([weight]).step()
+
+
+def test_a_model_that_inference_mode_converts_inside_a_swap_can_be_trained_after_it():
+    model = nn.Linear(4, 2)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    before = model.weight.detach().clone()
+    with torch.inference_mode(), optimizer.swap_ema_params():
+        model.half()(torch.ones(1, 4).half())
+    assert_all_equal([model.weight.detach()], [before])
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight.detach(), before)

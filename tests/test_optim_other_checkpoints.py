@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 from torch_aclnn_ops.optim import FusedEmaAdam, to_mindspeed_state_dict
 
@@ -329,8 +328,6 @@ LONG_WAYS = {
     "AdamW": through_torch,
     "MindSpeed": through_mindspeed,
     "torch.distributed.checkpoint": through_distributed_checkpoint,
-    "pickle": lambda model, optimizer, folder: pickle.loads(pickle.dumps(optimizer)),
-    "deepcopy": lambda model, optimizer, folder: copy.deepcopy(optimizer),
 }
 
 

@@ -213,7 +213,7 @@ def test_a_skipped_step_changes_nothing(options, dtype, flatten):
     with torch.no_grad():
         for weight, start in zip(other[0], skipping[0], strict=True):
             weight.copy_(start)
-    for is_skipped in (False, False, True, True, False, False):
+    for is_skipped in (True, False, False, True, True, False, False):
         weights, optimizer = skipping
         before = weights_of(nn.ParameterList(weights)) + states_of(optimizer)
         for weight in weights:
@@ -230,6 +230,20 @@ def test_a_skipped_step_changes_nothing(options, dtype, flatten):
         other[1].step()
     assert_all_equal(*(on_the_cpu(weights_of(nn.ParameterList(weights))) for weights, _ in (skipping, other)))
     assert_all_close(on_the_cpu(states_of(skipping[1])), on_the_cpu(states_of(other[1])), 1e-6)
+
+
+@each_flatten
+def test_the_ema_starts_from_the_weights_of_the_first_step_that_is_not_skipped(flatten):
+    weight = nn.Parameter(torch.ones(4, device="npu"))
+    optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.5, flatten=flatten)
+    for is_skipped, value in ((True, 1.0), (False, 5.0)):
+        with torch.no_grad():
+            weight.fill_(value)
+        weight.grad = torch.ones_like(weight)
+        optimizer.found_inf = torch.full((), float(is_skipped), device="npu")
+        optimizer.step()
+        assert is_skipped == (weight not in optimizer.state)
+    assert (optimizer.state[weight]["ema_params"] == 5).all()
 
 
 @pytest.mark.parametrize("package", [torch, torch.npu], ids=["torch", "torch_npu"])

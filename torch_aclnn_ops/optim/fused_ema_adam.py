@@ -15,7 +15,7 @@ from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
 from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
-from torch_aclnn_ops.optim.memory import check_memory, check_no_shared_memory
+from torch_aclnn_ops.optim.memory import check_memory, check_no_shared_memory, keep_once
 from torch_aclnn_ops.optim.options import EmaSchedule, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
     CachedState,
@@ -170,7 +170,8 @@ class FusedEmaAdam(EmaOptimizer):
         if isinstance(param_group, dict):
             self._check_keys(param_group, self._flatten)
             options_of({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        super().add_param_group(param_group)  # it warns of a parameter that is listed twice
+        keep_once(self.param_groups[-1])
         if any(map(is_in_fsdp1_unit, self.param_groups[-1]["params"])):
             # ShardedGradScaler agrees on infs with the other ranks only where it unscales the gradients itself.
             self._step_supports_amp_scaling = False
@@ -190,7 +191,8 @@ class FusedEmaAdam(EmaOptimizer):
         """Update every parameter that has a gradient, and its EMA.
 
         All options and gradients are checked before any parameter is updated. With a :class:`torch.amp.GradScaler` the
-        step unscales the gradients, and is skipped if the scaler has found infs or NaNs.
+        step unscales the gradients, and is skipped if the scaler has found infs or NaNs. On a device, a step that
+        updates a parameter for the first time synchronizes with the scaler, so that a skipped step makes no state.
 
         If a step raises after its first write, for instance because a device fails or Ctrl-C is pressed, parameters may
         be partly updated. A note on the exception says so: load a checkpoint.
@@ -227,7 +229,8 @@ class FusedEmaAdam(EmaOptimizer):
             check_memory(self.param_groups, self.state)
         _steps.check_gradients(self.param_groups, self._flat_groups, have_moved)
         grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
-        if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
+        is_read = found_inf is not None and not is_compiling and (found_inf.is_cpu or _steps.are_states_missing(self))
+        if is_read and found_inf:
             return loss
         if grad_scale is not None or found_inf is not None:
             parsed = [(one._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for one, schedule in parsed]

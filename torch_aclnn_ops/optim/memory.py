@@ -57,6 +57,14 @@ def _location(param: Tensor) -> object:
     return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if has_memory(tensor) else None
 
 
+def keep_once(group: dict[str, Any]) -> None:
+    """Remove the repetitions of parameters from a group: a step updates each of them once."""
+    first = {id(param): i for i, param in reversed(list(enumerate(group["params"])))}
+    for name in ("params", "param_names"):
+        if name in group:
+            group[name] = [group[name][i] for i in sorted(first.values())]
+
+
 def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
     """Raise if a parameter does not match its storage, gradient or state, or shares memory with another one."""
     for param, name in _named(groups):

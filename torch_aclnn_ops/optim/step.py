@@ -12,12 +12,13 @@ from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, 
 from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
 from torch_aclnn_ops.optim.options import EmaSchedule
-from torch_aclnn_ops.optim.state import CachedState
+from torch_aclnn_ops.optim.state import CachedState, has_state
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.nn import Parameter
+from torch.optim.optimizer import Optimizer
 
 _grad_of, _dtype_of, _layout_of = (attrgetter(name) for name in ("grad", "dtype", "layout"))
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -42,6 +43,12 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
         grad_scaler.unscale_(optimizer)
     found = list(scaler_state["found_inf_per_device"].values())  # none if no parameter has a gradient
     return None, torch.stack([one.to(found[0].device) for one in found]).sum(0) if found else None
+
+
+def are_states_missing(optimizer: Optimizer) -> bool:
+    """Return whether a parameter gets its first update, from which its EMA starts."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return any(param.grad is not None and not has_state(optimizer.state, param) for param in params)
 
 
 def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, counts: Sequence[int] = ()) -> None:
