@@ -328,3 +328,10 @@ def test_an_invalid_gradient_raises_and_no_parameter_changes(make, sentence, ste
     with pytest.raises(RuntimeError, match=f"^FusedEmaAdam: the gradient of parameter 1 of group 1 {sentence}$"):
         optimizer.step()
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_set_of_parameters_is_refused(is_group):
+    params = {nn.Parameter(torch.ones(2))}
+    with pytest.raises(TypeError, match="params must be a list, not a set|ordered collections"):
+        FusedEmaAdam([{"params": params}] if is_group else params)

@@ -153,6 +153,8 @@ class FusedEmaAdam(EmaOptimizer):
         options_of(defaults)
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
+        if isinstance(params, (set, frozenset)):
+            raise TypeError("FusedEmaAdam: params must be a list, not a set, whose order changes between runs")
         self._flatten = flatten
         self._ema_buffers = EmaBuffers(ema_buffers)
         super().__init__(params, defaults)
