@@ -343,11 +343,9 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
     if not isinstance(function, str):
         raise TypeError(f"function must be a name, got {function!r}")
     if not _libraries.has(function):
-        nearest = _operators.nearest(function)
-        meant = "" if nearest is None else f"did you mean {nearest}? "
         raise ValueError(
             f"function must be one of CANN's, such as aclnnRmsNormGetWorkspaceSize, got {function!r}; "
-            f"{meant}count_calls() finds those that a program calls"
+            "count_calls() finds those that a program calls"
         )
     if not _libraries.can_fail(function):
         raise ValueError(f"{function} has no status, and so it cannot fail")

@@ -3,14 +3,13 @@
 import argparse
 import os
 import runpy
-import signal
 import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import host_npu
-from host_npu import _called, _operators
+from host_npu import _operators
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,13 +87,11 @@ def _list(names: list[str]) -> int:
         print(_operators.page(), end="")
         return 0
     status = 0
-    all_called = _called.operators_of([name.rpartition(".")[2] for name in names])
     for number, name in enumerate(names):
-        function = name.rpartition(".")[2]
-        called, runs = all_called.get(function, _called.Called())
-        lines = _operators.found(name, called, os.environ["HOST_NPU_SOC"], runs)
+        lines = _operators.found(name, os.environ["HOST_NPU_SOC"])
         if not lines:
             status = 1
+            function = name.rpartition(".")[2]
             lines = [
                 f"torch_npu.{function}: not known here; call it on the host NPU to see whether it runs"
                 if _operators.is_of_torch_npu(function)
@@ -120,7 +117,6 @@ def main() -> None:
     except (host_npu.HostNpuError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     if arguments.list:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--list | head` ends quietly
         sys.exit(_list([name for name in (arguments.script, *arguments.arguments) if name is not None]))
     sys.path[:0] = current
     sys.argv = [arguments.script, *arguments.arguments]

@@ -41,8 +41,6 @@ _WITHOUT_STATUS = re.compile(
     """,
     re.VERBOSE,
 )
-# How names of CANN's functions begin, apart from its operators'.
-_BEGINNING = rb"\0((?:acl(?!nn)|Hccl|Hcom)\w+)(?=\0)"
 
 FOLDER = Path(__file__).resolve().parent / "_lib"
 # The versions that the libraries were compiled for, written by csrc/build.py.
@@ -122,12 +120,6 @@ def has(function: str) -> bool:
 def can_fail(function: str) -> bool:
     """Return whether a function has a status that :func:`host_npu.fail` can change."""
     return _WITHOUT_STATUS.fullmatch(function) is None
-
-
-def functions() -> list[str]:
-    """Return the names of the functions that can fail, apart from those of operators."""
-    found = {name.decode() for library in _CANN for name in re.findall(_BEGINNING, _path(library).read_bytes())}
-    return sorted(name for name in found if can_fail(name) and has(name))
 
 
 def answers() -> dict[str, str]:

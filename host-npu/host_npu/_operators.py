@@ -1,9 +1,7 @@
 """The list of CANN's operators that torch_npu can ask for, and what the host NPU does with each."""
 
-import difflib
 import re
 import textwrap
-from collections.abc import Sequence
 
 from host_npu import _libraries
 
@@ -39,6 +37,9 @@ _LACKING = {
     "aclnnFusedLinearOnlineMaxSum": ("Ascend910", "Ascend310P", "Ascend950"),
 }
 
+# Where jit_compile=True is the default.
+_WITH_GRAPH_OPERATORS = ("Ascend910", "Ascend310P")
+
 # Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/npu/test_every_operator.py.
 _GRAPH_FUNCTIONS = """
     npu_alloc_float_status npu_apply_adam npu_apply_adam_w npu_batch_nms npu_bert_apply_adam npu_bmmV2
@@ -59,7 +60,7 @@ torch_npu {torch_npu} can call {total} operators of CANN, such as `aclnnRmsNorm`
 this page for the installed torch_npu, and `python -m host_npu --list npu_rms_norm` the operators with that name.
 {not_called}, which torch_npu does not call, are also simulated, with CANN's checks.
 
-PyTorch's own operators run, also where the operator of the same name is refused here: `torch.acos` does not need
+PyTorch's own operators run, also where the operator of the same name is refused: `torch.acos` does not need
 `aclnnAcos` on the host NPU ([how it works](internals.md)). The lists matter for functions of torch_npu, such as
 `torch_npu.npu_rms_norm`, and for programs that call CANN themselves.
 
@@ -69,13 +70,14 @@ queue.
 
 **From a function of torch_npu to its operator:** leave out `npu_` and the underscores. `npu_rms_norm` calls
 `aclnnRmsNorm`, others a version of it: `npu_grouped_matmul` calls `aclnnGroupedMatmulV5`. Other names: {other_names}.
-torch_npu selects the operator by the chip, too: on Ascend950, `npu_fusion_attention` calls
-`aclnnFlashAttentionScoreV4`. `python -m host_npu --soc Ascend950 --list npu_fusion_attention` begins with what is
-called.
+torch_npu selects the operator by the chip and the arguments, too: on Ascend950, `npu_fusion_attention` calls
+`aclnnFlashAttentionScoreV4`.
 
 **ATB** (operators for serving): ReshapeAndCache, Rope, SelfAttention (PA_ENCODER and PREFIX_ENCODER), PagedAttention,
 GroupTopk and Linear with accumulation are computed by a formula, without quantization. The others are refused.
 """
+
+_OTHERS = "All others. `python -m host_npu --list NAME` says what becomes of those with a name."
 
 _GRAPH_OPERATORS = """\
 ## Graph operators
@@ -96,7 +98,7 @@ def _listed(names: list[str]) -> str:
 def _paragraphs(text: str) -> str:
     """Break the lines of each paragraph."""
     return "\n\n".join(
-        textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(paragraph, 150, break_long_words=False, break_on_hyphens=False)
         for paragraph in text.split("\n\n")
     )
 
@@ -118,7 +120,7 @@ def page() -> str:
     for answer, title in _TITLES.items():
         names = [name for name, given in answers.items() if given == answer]
         parts.append(f"## {title}: {len(names) or 'none'}")
-        parts.append(_paragraphs(_listed(names)))
+        parts.append(_paragraphs(_OTHERS if answer == "refused" else _listed(names)))
     return "\n\n".join(filter(None, [*parts, _paragraphs(graph_operators)])) + "\n"
 
 
@@ -195,30 +197,6 @@ def is_refused(operator: str) -> bool:
     return _libraries.answers().get(operator) == "refused"
 
 
-def nearest(name: str) -> str | None:
-    """Return the function of CANN that a name of a function is probably meant to be, if there is one.
-
-    The name may be misspelt, or that of a function of torch_npu. The host NPU must be enabled.
-    """
-    if name.rpartition(".")[2] in _GRAPH_FUNCTIONS:
-        return None
-    operator = re.sub("getworkspacesize$", "", name, flags=re.IGNORECASE)
-    wanted, answers = _wanted(operator), _all_answers()
-    alike = _alike(wanted, answers) if wanted and re.search("npu_|aclnn", operator) else []
-    exact = [other for other in alike if _plain(other) == wanted]
-    if not alike:
-        # The first of several versions of an operator has the plain name.
-        names = {_plain(other): other for other in reversed([*sorted(answers), *_libraries.functions()])}
-        names |= {_plain(function): _alike(_wanted(function), answers)[0] for function in _OTHER_NAMES}
-        alike = [names[plain] for plain in difflib.get_close_matches(wanted, names, 1)]
-    if not alike:
-        return None
-    found = (exact or alike)[0]
-    # Of a refused operator there is only the first phase.
-    is_first_phase = found in answers and (operator != name or answers[found] == "refused")
-    return f"{found}GetWorkspaceSize" if is_first_phase else found
-
-
 def _line(operator: str, answers: dict[str, str], soc: str) -> str:
     if operator in answers:
         title = _TITLES[answers[operator]]
@@ -228,32 +206,16 @@ def _line(operator: str, answers: dict[str, str], soc: str) -> str:
     return f"{operator}: {'simulated' if is_simulated else 'refused'}, a graph operator (aclop)"
 
 
-def found(name: str, called: Sequence[str] = (), soc: str = "", runs: bool = False) -> list[str]:
+def found(name: str, soc: str = "") -> list[str]:
     """Return a line for each operator with a name in its own, and what refusals mean; the host NPU must be enabled.
 
-    Refused operators come last, and the most similar names first. Before all of them come those that the function of
-    this name has called on a chip, or that it runs there without any.
+    Refused operators come last, and the most similar names first.
     """
     function = name.rpartition(".")[2]
     wanted, answers = _wanted(name), _all_answers()
     alike = _alike(wanted, answers)
-    lines = []
-    is_graph_function = called == [function] or (function in _GRAPH_FUNCTIONS and not called)
-    if is_graph_function:
-        lines.append(_line(function, answers, soc))
-    elif called:
-        lines += [
-            f"torch_npu.{function} calls on {soc}, with its required arguments:"
-            if runs
-            else f"torch_npu.{function} asks for these on {soc}, and its call with made-up arguments is refused:",
-            *(_line(operator, answers, soc) for operator in called),
-        ]
-    elif runs:
-        lines.append(f"torch_npu.{function} runs on {soc}, and calls no operator of CANN with its required arguments")
-    elif alike and soc and is_of_torch_npu(function):
-        lines.append(f"Which of these torch_npu.{function} calls on {soc} is not known here:")
-    others = [operator for operator in alike if operator not in called]
-    if others and (called or runs) and not is_graph_function:
-        lines.append("Others with this name:")
-    lines += [_line(operator, answers, soc) for operator in others]
+    lines = [_line(function, answers, soc)] if function in _GRAPH_FUNCTIONS else []
+    lines += [_line(operator, answers, soc) for operator in alike]
+    if alike and soc in _WITH_GRAPH_OPERATORS and is_of_torch_npu(function):
+        lines.append(f"On {soc} torch_npu calls graph operators instead, unless set_compile_mode(jit_compile=False)")
     return lines + _notes(function, wanted, {operator: answers[operator] for operator in alike})

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch_npu
 from host_npu import _operators, testing
-from host_npu._called import arguments_of
+from tests._arguments import arguments_of
 
 _SHAPES = (((4, 8), torch.float32), ((2, 4, 8, 16), torch.float16), ((16, 32), torch.float16), ((32,), torch.float32))
 # torch_npu's own boxing of this one dereferences a null pointer, before it calls anything.

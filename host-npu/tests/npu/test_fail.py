@@ -42,28 +42,6 @@ def test_every_function_that_can_fail_does_so_when_asked():
     assert on_npu(_functions_that_do_not_fail, names) == []
 
 
-_NEAREST = {
-    "aclnnRmsNorn": "aclnnRmsNorm",
-    "aclnnRmsnorm": "aclnnRmsNorm",
-    "aclnnRmsNormGetWorkspacesize": "aclnnRmsNormGetWorkspaceSize",
-    "aclnnRmsNornGetWorkspaceSize": "aclnnRmsNormGetWorkspaceSize",
-    "npu_rms_norm": "aclnnRmsNorm",
-    "npu_rms_norn": "aclnnRmsNorm",
-    "torch_npu.npu_rms_norm": "aclnnRmsNorm",
-    "npu_fusion_attention": "aclnnFlashAttentionScore",
-    "npu_fusion_atention": "aclnnFlashAttentionScore",
-    "npu_quant_lightning_indexer": "aclnnQuantLightningIndexerGetWorkspaceSize",
-    "aclrtMalloc32Align": "aclrtMallocAlign32",
-    "aclrtMemcpyAsinc": "aclrtMemcpyAsync",
-    "HcclAlReduce": "HcclAllReduce",
-    "hcclAllReduce": "HcclAllReduce",
-    "npu_silu": None,
-    "aclnn": None,
-    "": None,
-    "qqqqqqqqqqqqqqqqqqqqqqqq": None,
-}
-
-
 @pytest.fixture(autouse=True)
 def reset():
     yield
@@ -78,12 +56,11 @@ def _refusal(name):
     return None
 
 
-@pytest.mark.parametrize("name", _NEAREST)
-def test_a_misspelt_function_is_refused_with_the_nearest(name):
-    meant = f"did you mean {_NEAREST[name]}? " if _NEAREST[name] else ""
+@pytest.mark.parametrize("name", ["aclnnRmsNorn", "npu_rms_norm", "malloc", ""])
+def test_other_functions_are_refused(name):
     assert _refusal(name) == (
         f"function must be one of CANN's, such as aclnnRmsNormGetWorkspaceSize, got {name!r}; "
-        f"{meant}count_calls() finds those that a program calls"
+        "count_calls() finds those that a program calls"
     )
 
 
