@@ -1,4 +1,4 @@
-// How much memory the host has: the machine, or the container (control group) that the process runs in.
+// How much memory the host has: the machine, or the container (control group of version 2) that the process runs in.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,7 @@ std::size_t available_bytes();
 // nothing if HOST_NPU_MEMORY is set.
 void require_available(std::size_t size);
 
-// Fills new memory, which makes the kernel provide it, and throws as require_available does. Processes that allocate at
-// the same time see one another's memory, because it is checked again on the way.
+// Fills new memory, which makes the kernel provide it, and throws as require_available does.
 void fill_new_memory(void* start, std::size_t size);
 
 }  // namespace host_npu
