@@ -71,29 +71,15 @@ def shorter_message(device):
     return _finish()
 
 
-def _failed(device, **options):
+def _failed(device):
     """Return a tensor that a collective should have reduced, and failed to."""
     tensor, rank = _start(device)
-    work = dist.all_reduce(tensor[: 8 - rank], **options)
-    if work is not None:
-        work.wait()
+    dist.all_reduce(tensor[: 8 - rank], async_op=True).wait()
     return tensor
 
 
 def reads_a_number(device):
     return _failed(device)[0].item()
-
-
-def reads_a_number_after_waiting(device):
-    return _failed(device, async_op=True)[0].item()
-
-
-def reads_a_list(device):
-    return _failed(device).tolist()
-
-
-def copies_to_the_host(device):
-    return _failed(device).cpu()
 
 
 def copies_to_pinned_memory(device):
@@ -142,18 +128,6 @@ def is_killed(device):
     tensor, rank = _start(device)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(tensor)
-    return _finish()
-
-
-def is_killed_in_a_call(device):
-    tensor, rank = _start(device)
-    if rank == 1:
-        dist.broadcast(torch.ones(1, device=device), 1, async_op=True)
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.3)
-    dist.broadcast(torch.ones(1, device=device), 1)
     dist.all_reduce(tensor)
     return _finish()
 

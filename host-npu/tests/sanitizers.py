@@ -15,13 +15,11 @@ ADDRESS, THREAD = "address,undefined", "thread"
 
 # Cases that use a handle after its end on purpose, which by then may be another thread's, and why the others.
 _REUSED = "uses a handle that was destroyed"
-_ENVIRONMENT = "sets an environment variable"
 _REPORTED = "another thread's synchronization would report it"
 _REALLOCATED = "needs freed memory that no other thread allocates"
 ALONE = {
     "cache/determinism_is_part_of_the_key": "changes an option of the device, on which calls depend",
-    "collective_failures/a_rank_that_does_not_come_in_time": "the other ranks have a second to come in",
-    "communicators/a_thousand_leave_nothing": "counts what the process has open",
+    "communicators/a_limit_that_is_no_number": "sets an environment variable",
     "cores/threads_and_streams_have_the_limit_that_is_set": "changes a limit of the device",
     "graphs/a_mode_says_which_threads_may_copy": "a capture refuses the copies of other threads",
     "graphs/a_replay_of_memory_that_is_gone_is_a_fault": _REALLOCATED,
@@ -30,8 +28,6 @@ ALONE = {
     "life_cycle/tensors_outlive_phase_one": _REUSED,
     "objects/arrays_and_lists": _REUSED,
     "objects/tensors": _REUSED,
-    "processes/a_limit_that_is_no_number": _ENVIRONMENT,
-    "processes/a_rank_that_never_comes": _ENVIRONMENT,
     "sizes/every_row_of_a_copy_has_to_be_memory": "needs allocations that follow one another",
     "sizes/more_than_any_memory_has_is_not_allocated": "counts the device's free memory",
     "streams/a_failure_is_reported_by_whatever_waits_for_the_work": _REPORTED,

@@ -66,41 +66,6 @@ const Case disagreements{
         }
     }};
 
-const Case numbers{"collective_failures/name_the_call_and_the_communicator", [] {
-                       auto config = limited_to(60);
-                       std::strcpy(config.hcclCommName, "this one");
-                       const Ranks ranks(2, config);
-                       const Buffers data(kFloat, 2, 8);
-                       for (const std::uint64_t count : {1, 2, 3}) {
-                           ranks.each([&](auto rank) {
-                               const auto own = rank == 1 && count == 3 ? 4 : count;
-                               return all_reduce(own)(data[rank], ranks.comm(rank), ranks.stream(rank));
-                           });
-                       }
-                       for (const std::uint32_t rank : {0, 1}) {
-                           expect_contains(ranks.failure_of(rank), "call 3 of communicator this one: rank 1 called");
-                       }
-                   }};
-
-const Case late{"collective_failures/a_rank_that_does_not_come_in_time", [] {
-                    const Ranks ranks(3, limited_to(1));
-                    const Buffers data(kFloat, 3, 8);
-                    for (const std::uint32_t rank : {0, 2}) {
-                        all_reduce(8)(data[rank], ranks.comm(rank), ranks.stream(rank));
-                    }
-                    for (const std::uint32_t rank : {0, 2}) {
-                        const auto message = ranks.failure_of(rank);
-                        expect_contains(message, "rank 1 (process ");
-                        expect_contains(message, "did not come within 1 s: rank ");
-                        expect_contains(message, "waited for it in call 1, AllReduce(count=8, fp32, sum)");
-                        expect_contains(message, "rank 1 has made no call");
-                    }
-                    HcclResult error = HCCL_SUCCESS;
-                    HcclGetCommAsyncError(ranks.comm(1), &error);
-                    expect_equal(error, HCCL_E_TIMEOUT, "the asynchronous error of the late rank");
-                    recent_error();
-                }};
-
 const Case crossed{"collective_failures/both_ranks_send_first", [] {
                        const Ranks ranks(2, limited_to(1));
                        const Buffers data(kFloat, 2, 8);

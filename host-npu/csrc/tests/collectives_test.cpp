@@ -1,5 +1,4 @@
-// What collectives compute and move.
-#include <algorithm>
+// Collectives and messages where torch_npu does not come; tests/collectives.py compares what they compute and move.
 #include <cmath>
 
 #include "tests/ranks.h"
@@ -12,53 +11,17 @@ constexpr auto kFloat = HCCL_DATA_TYPE_FP32;
 constexpr auto kSum = HCCL_REDUCE_SUM;
 
 // More than ranks show one another at a time.
-constexpr std::size_t kMany = 700'001;
-
-std::vector<double> counted(std::size_t count, double start) {
-    std::vector<double> values(count);
-    for (std::size_t index = 0; index < count; ++index) values[index] = start + static_cast<double>(index % 1000);
-    return values;
-}
-
-const Case operations{
-    "collectives/all_reduce_of_every_type", [] {
-        const Ranks ranks(3);
-        const std::vector<std::vector<double>> values = {{1, -2, 5}, {3, -4, 0}, {2, 7, 1}};
-        const std::vector<std::pair<HcclReduceOp, std::vector<double>>> results = {
-            {HCCL_REDUCE_SUM, {6, 1, 6}},
-            {HCCL_REDUCE_PROD, {6, 56, 0}},
-            {HCCL_REDUCE_MAX, {3, 7, 5}},
-            {HCCL_REDUCE_MIN, {1, -4, 0}},
-        };
-        for (const auto dtype : {HCCL_DATA_TYPE_INT8, HCCL_DATA_TYPE_INT16, HCCL_DATA_TYPE_INT32, HCCL_DATA_TYPE_INT64,
-                                 HCCL_DATA_TYPE_FP16, HCCL_DATA_TYPE_FP32, HCCL_DATA_TYPE_BFP16}) {
-            for (const auto& [op, expected] : results) {
-                const bool has_product = dtype != HCCL_DATA_TYPE_INT16 && dtype != HCCL_DATA_TYPE_BFP16;
-                if (op == HCCL_REDUCE_PROD && !has_product) continue;
-                const Buffers from(dtype, values), to(dtype, 3, 3);
-                ranks.each([&, op = op](auto rank) {
-                    return HcclAllReduce(from[rank], to[rank], 3, dtype, op, ranks.comm(rank), ranks.stream(rank));
-                });
-                ranks.wait();
-                to.expect_all(expected, join("type ", dtype, ", operation ", op));
-            }
-        }
-    }};
-
-const Case rounding{
-    "collectives/16_bit_sums_are_rounded_once", [] {
-        const Ranks ranks(3);
-        // Rounded after each addition, the sum would stay what it begins with.
-        const std::pair<HcclDataType, double> table[] = {{HCCL_DATA_TYPE_FP16, 2048}, {HCCL_DATA_TYPE_BFP16, 256}};
-        for (const auto& [dtype, large] : table) {
-            const Buffers data(dtype, {{large}, {1}, {1}});
-            ranks.each([&, dtype = dtype](auto rank) {
-                return HcclAllReduce(data[rank], data[rank], 1, dtype, kSum, ranks.comm(rank), ranks.stream(rank));
-            });
-            ranks.wait();
-            data.expect_all({large + 2}, join("type ", dtype));
-        }
-    }};
+const Case many{"collectives/many_elements_in_place", [] {
+                    constexpr std::size_t count = 700'001;
+                    const Ranks ranks(2);
+                    const Buffers data(kFloat, {std::vector<double>(count, 1), std::vector<double>(count, 5)});
+                    ranks.each([&](auto rank) {
+                        return HcclAllReduce(data[rank], data[rank], count, kFloat, kSum, ranks.comm(rank),
+                                             ranks.stream(rank));
+                    });
+                    ranks.wait();
+                    data.expect_all(std::vector<double>(count, 6), "the sums");
+                }};
 
 const Case not_a_number{"collectives/not_a_number_stays", [] {
                             const Ranks ranks(2);
@@ -72,20 +35,6 @@ const Case not_a_number{"collectives/not_a_number_stays", [] {
                                 data.expect_all({NAN, NAN}, join("operation ", op));
                             }
                         }};
-
-const Case many{"collectives/many_elements_in_place", [] {
-                    const Ranks ranks(2);
-                    const auto first = counted(kMany, 0), second = counted(kMany, 5);
-                    const Buffers data(kFloat, {first, second});
-                    ranks.each([&](auto rank) {
-                        return HcclAllReduce(data[rank], data[rank], kMany, kFloat, kSum, ranks.comm(rank),
-                                             ranks.stream(rank));
-                    });
-                    ranks.wait();
-                    std::vector<double> expected(kMany);
-                    for (std::size_t index = 0; index < kMany; ++index) expected[index] = first[index] + second[index];
-                    data.expect_all(expected, "the sums");
-                }};
 
 const Case every_type{"collectives/broadcast_of_every_type", [] {
                           const Ranks ranks(2);
@@ -102,71 +51,6 @@ const Case every_type{"collectives/broadcast_of_every_type", [] {
                               expect(to.download() == bytes, "type ", type.hccl, " was not copied");
                           }
                       }};
-
-const Case reduce{"collectives/reduce_writes_on_the_root_alone", [] {
-                      const Ranks ranks(3);
-                      const Buffers from(kFloat, {{1}, {2}, {4}}), to(kFloat, 3, 1, -1);
-                      ranks.each([&](auto rank) {
-                          return HcclReduce(from[rank], to[rank], 1, kFloat, kSum, 1, ranks.comm(rank),
-                                            ranks.stream(rank));
-                      });
-                      ranks.wait();
-                      to.expect_rank(0, {-1}, "the result");
-                      to.expect_rank(1, {7}, "the result");
-                      to.expect_rank(2, {-1}, "the result");
-                  }};
-
-const Case uneven_gathers{"collectives/all_gather_of_uneven_parts", [] {
-                              const Ranks ranks(3);
-                              const Buffers from(kFloat, {{1, 2}, {}, {5}}), to(kFloat, 3, 5, -1);
-                              const std::uint64_t counts[] = {2, 0, 1}, places[] = {1, 3, 4};
-                              ranks.each([&](auto rank) {
-                                  return HcclAllGatherV(from[rank], counts[rank], to[rank], counts, places, kFloat,
-                                                        ranks.comm(rank), ranks.stream(rank));
-                              });
-                              ranks.wait();
-                              to.expect_all({-1, 1, 2, -1, 5}, "the parts");
-                          }};
-
-const Case uneven_exchanges{
-    "collectives/all_to_all_of_uneven_parts", [] {
-        const Ranks ranks(2);
-        // counts[from][to]
-        const std::uint64_t counts[2][2] = {{1, 2}, {0, 1}}, sent[2][2] = {{0, 1}, {0, 0}};
-        const std::uint64_t received[2][2] = {{1, 0}, {2, 1}}, places[2][2] = {{0, 1}, {1, 0}};
-        const Buffers from(kFloat, {{1, 2, 3}, {4}}), to(kFloat, {{0}, {0, 0, 0}});
-        ranks.each([&](auto rank) {
-            return HcclAlltoAllV(from[rank], counts[rank], sent[rank], kFloat, to[rank], received[rank], places[rank],
-                                 kFloat, ranks.comm(rank), ranks.stream(rank));
-        });
-        ranks.wait();
-        to.expect_rank(0, {1}, "the parts");
-        to.expect_rank(1, {4, 2, 3}, "the parts in the places of HcclAlltoAllV");
-        ranks.each([&](auto rank) {
-            return HcclAlltoAllVC(from[rank], counts, kFloat, to[rank], kFloat, ranks.comm(rank), ranks.stream(rank));
-        });
-        ranks.wait();
-        to.expect_rank(1, {2, 3, 4}, "the parts of HcclAlltoAllVC");
-    }};
-
-const Case alone{"collectives/of_one_rank", [] {
-                     const Ranks ranks(1);
-                     const Buffers from(kFloat, {{1, 2}}), to(kFloat, 1, 2);
-                     expect_equal(HcclAllReduce(from[0], to[0], 2, kFloat, kSum, ranks.comm(0), ranks.stream(0)),
-                                  HCCL_SUCCESS, "the status");
-                     expect_equal(HcclBarrier(ranks.comm(0), ranks.stream(0)), HCCL_SUCCESS, "the barrier's status");
-                     ranks.wait();
-                     to.expect_all({1, 2}, "the result");
-                 }};
-
-const Case nothing{"collectives/of_no_elements", [] {
-                       const Ranks ranks(2);
-                       ranks.each([&](auto rank) {
-                           return HcclAllReduce(nullptr, nullptr, 0, kFloat, kSum, ranks.comm(rank),
-                                                ranks.stream(rank));
-                       });
-                       ranks.wait();
-                   }};
 
 const Case asynchronous{
     "collectives/the_caller_does_not_wait", [] {
@@ -186,33 +70,6 @@ const Case asynchronous{
         call(1);
         ranks.wait();
         data.expect_all({6}, "the sums");
-    }};
-
-const Case barrier{"collectives/barrier_waits_for_all", [] {
-                       const Ranks ranks(2);
-                       expect_equal(HcclBarrier(ranks.comm(0), ranks.stream(0)), HCCL_SUCCESS, "the status");
-                       expect_equal(aclrtSynchronizeStreamWithTimeout(ranks.stream(0), 30), 507046,
-                                    "the status before the other rank");
-                       recent_error();
-                       expect_equal(HcclBarrier(ranks.comm(1), ranks.stream(1)), HCCL_SUCCESS, "the status");
-                       ranks.wait();
-                   }};
-
-const Case two_streams{
-    "collectives/on_two_streams_in_the_order_of_their_calls", [] {
-        const Ranks ranks(2);
-        const Stream others[2];
-        const Buffers first(kFloat, {{1}, {2}}), second(kFloat, {{10}, {20}});
-        ranks.each([&](auto rank) {
-            return HcclAllReduce(first[rank], first[rank], 1, kFloat, kSum, ranks.comm(rank), ranks.stream(rank));
-        });
-        ranks.each([&](auto rank) {
-            return HcclAllReduce(second[rank], second[rank], 1, kFloat, kSum, ranks.comm(rank), others[rank].handle);
-        });
-        ranks.wait();
-        for (const auto& other : others) expect_equal(other.wait(), 0, "the other stream's status");
-        first.expect_all({3}, "the first sums");
-        second.expect_all({30}, "the second sums");
     }};
 
 const Case chips{"collectives/what_a_chip_reduces",
@@ -237,5 +94,53 @@ const Case chips{"collectives/what_a_chip_reduces",
                      ranks.wait();
                  },
                  {"Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950"}};
+
+const Case rendezvous{"messages/a_send_waits_for_its_receive", [] {
+                          const Ranks ranks(2);
+                          const Buffers data(kFloat, {{7}, {0}});
+                          expect_equal(HcclSend(data[0], 1, kFloat, 1, ranks.comm(0), ranks.stream(0)), 0, "send");
+                          expect_equal(aclrtSynchronizeStreamWithTimeout(ranks.stream(0), 30), 507046,
+                                       "the status before the receive");
+                          recent_error();
+                          expect_equal(HcclRecv(data[1], 1, kFloat, 0, ranks.comm(1), ranks.stream(1)), 0, "receive");
+                          ranks.wait();
+                          data.expect_all({7}, "the message");
+                      }};
+
+const Case to_itself{"messages/to_oneself_are_for_batches_and_groups", [] {
+                         const Ranks ranks(1);
+                         const Buffers data(kFloat, {{5}, {0}});
+                         HcclSendRecvItem items[] = {{HCCL_SEND, data[0], 1, kFloat, 0},
+                                                     {HCCL_RECV, data[1], 1, kFloat, 0}};
+                         expect_equal(HcclBatchSendRecv(items, 2, ranks.comm(0), ranks.stream(0)), 0, "the status");
+                         ranks.wait();
+                         data.expect_all({5}, "the message");
+                         expect_equal(HcclSend(data[0], 1, kFloat, 0, ranks.comm(0), ranks.stream(0)), HCCL_E_PARA,
+                                      "the status of a send");
+                         recent_error();
+                         const Buffers other(kFloat, {{7}, {0}});
+                         HcclGroupStart();
+                         expect_equal(HcclRecv(other[1], 1, kFloat, 0, ranks.comm(0), ranks.stream(0)), 0, "a receive");
+                         expect_equal(HcclSend(other[0], 1, kFloat, 0, ranks.comm(0), ranks.stream(0)), 0, "a send");
+                         expect_equal(HcclGroupEnd(), 0, "the status of the group");
+                         ranks.wait();
+                         other.expect_all({7}, "the message of the group");
+                     }};
+
+const Case streams{"messages/on_two_streams_overlap", [] {
+                       const Ranks ranks(2);
+                       const Stream others[2];
+                       const Buffers from(kFloat, {{1}, {2}}), to(kFloat, 2, 1);
+                       // Both send on one stream and receive on another, which would wait for ever on one.
+                       ranks.each([&](auto rank) {
+                           return HcclSend(from[rank], 1, kFloat, 1 - rank, ranks.comm(rank), ranks.stream(rank));
+                       });
+                       ranks.each([&](auto rank) {
+                           return HcclRecv(to[rank], 1, kFloat, 1 - rank, ranks.comm(rank), others[rank].handle);
+                       });
+                       ranks.wait();
+                       for (const auto& other : others) expect_equal(other.wait(), 0, "the other stream's status");
+                       to.expect_rank(0, {2}, "the message");
+                   }};
 
 }  // namespace

@@ -1,18 +1,9 @@
 // Communicators: made, asked about, split and destroyed.
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "tests/ranks.h"
-
-// The headers of torch_npu 2.9 lack these.
-extern "C" HcclResult HcclGetRootInfoScalable(HcclRootInfo* rootInfo);
-extern "C" HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_t nRoot, const HcclRootInfo* rootInfoList,
-                                                   uint32_t rank, uint32_t nExtRoot, const HcclCommConfig* config,
-                                                   HcclComm* comm);
 
 namespace {
 
@@ -115,23 +106,6 @@ const Case of_devices{"communicators/of_all_devices_of_a_process", [] {
                           expect_refused(HcclCommInitAll(2, same, &none), HCCL_E_PARA, "devices must differ");
                       }};
 
-const Case scalable{"communicators/of_several_roots", [] {
-                        HcclRootInfo roots[2];
-                        auto config = limited_to(60);
-                        HcclComm comms[2];
-                        for (auto& root : roots) expect_equal(HcclGetRootInfoScalable(&root), 0, "the root's status");
-                        HcclGroupStart();
-                        for (const std::uint32_t rank : {0, 1}) {
-                            expect_equal(HcclCommInitRootInfoScalable(2, 2, roots, rank, 0, &config, &comms[rank]), 0,
-                                         "the status");
-                        }
-                        expect_equal(HcclGroupEnd(), HCCL_SUCCESS, "the end's status");
-                        for (auto* const comm : comms) HcclCommDestroy(comm);
-                        HcclComm none = nullptr;
-                        expect_refused(HcclCommInitRootInfoScalable(2, 3, roots, 0, 0, &config, &none), HCCL_E_PARA,
-                                       "nRoot must be from 1 to nRanks");
-                    }};
-
 // A communicator of ranks 2 and 0 of three.
 const Case split{"communicators/split", [] {
                      const Ranks ranks(3);
@@ -162,37 +136,14 @@ const Case split{"communicators/split", [] {
                                     HCCL_E_PARA, "must be the caller's rank");
                  }};
 
-std::size_t entries(const char* folder) {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
-}
-
-std::size_t mappings() {
-    std::ifstream file("/proc/self/maps");
-    std::size_t count = 0;
-    for (std::string line; std::getline(file, line);) count += line.find("host_npu_hccl") != std::string::npos;
-    return count;
-}
-
-const Case thousand{"communicators/a_thousand_leave_nothing", [] {
-                        const auto files = entries("/proc/self/fd");
-                        const auto before = mappings();
-                        for (int count = 0; count < 500; ++count) {
-                            const Ranks ranks(2);
-                        }
-                        expect_equal(entries("/proc/self/fd"), files, "the number of open files");
-                        expect_equal(mappings(), before, "the number of mappings");
-                    }};
-
-const Case refused{
-    "communicators/what_needs_a_network_is_refused", [] {
-        const Ranks ranks(1);
-        HcclComm comm = nullptr;
-        expect_refused(HcclCommInitClusterInfo("ranks.json", 0, &comm), HCCL_E_NOT_SUPPORT, "rank tables");
-        expect_refused(HcclCommSuspend(ranks.comm(0)), HCCL_E_NOT_SUPPORT, "recovery");
-        expect_refused(HcclCommWorkingDevNicSet(ranks.comm(0), nullptr, nullptr, 0), HCCL_E_NOT_SUPPORT,
-                       "network cards");
-        expect_refused(HcclCommSetMemoryRange(ranks.comm(0), nullptr, 0, 0, 0), HCCL_E_NOT_SUPPORT, "beforehand");
-        expect_refused(HcclCommRegister(ranks.comm(0), nullptr, 0, nullptr, 0), HCCL_E_NOT_SUPPORT, "windows");
-    }};
+const Case wrong_limit{"communicators/a_limit_that_is_no_number", [] {
+                           setenv("HCCL_EXEC_TIMEOUT", "soon", 1);
+                           HcclRootInfo root_info;
+                           HcclGetRootInfo(&root_info);
+                           HcclComm comm = nullptr;
+                           const auto status = HcclCommInitRootInfo(1, &root_info, 0, &comm);
+                           unsetenv("HCCL_EXEC_TIMEOUT");
+                           expect_refused(status, HCCL_E_PARA, "HCCL_EXEC_TIMEOUT must be");
+                       }};
 
 }  // namespace
