@@ -18,6 +18,7 @@ _ACL_DTYPES = {
     torch.bool: 12,
     torch.bfloat16: 27,
 }
+DTYPES = tuple(_ACL_DTYPES)
 _ND = 2
 
 

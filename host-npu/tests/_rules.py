@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests._aclnn import phase_one
+from tests._aclnn import DTYPES, phase_one
 
 _INVALID = 161002
 
@@ -45,6 +45,8 @@ class Function:
     refused: tuple[tuple[int, object, str], ...] = field(default=())
     # The dimensions of arguments that may have another size, as pairs of positions.
     free: tuple[tuple[int, int], ...] = field(default=())
+    # The positions of arguments that may have another dtype than in the call, beside the same others.
+    mixed: tuple[int, ...] = field(default=())
 
 
 def each(functions: list[Function]) -> pytest.MarkDecorator:
@@ -89,6 +91,31 @@ def _resized(value: object) -> Iterator[tuple[int, object]]:
         for dim, size in enumerate(value.shape):
             for other in {size + 1, max(size - 1, 0), 1} - {size}:
                 yield dim, T((*value.shape[:dim], other, *value.shape[dim + 1 :]), value.dtype)
+
+
+def _cast(value: object) -> Iterator[object]:
+    """Return the argument with each other dtype."""
+    if isinstance(value, list):
+        yield from ([other, *value[1:]] for each in value[:1] for other in _cast(each))
+    elif isinstance(value, T):
+        yield from (T(value.shape, dtype) for dtype in DTYPES if dtype != value.dtype)
+
+
+def assert_dtypes_fit(function: Function) -> None:
+    """Make the documented call with another dtype of each argument: all but the mixed ones have theirs alone."""
+    taken = set()
+    for position, value in enumerate(function.arguments):
+        others = [*_cast(value)]
+        statuses = [
+            phase_one(
+                function.name, *map(made, (*function.arguments[:position], other, *function.arguments[position + 1 :]))
+            )[0]
+            for other in others
+        ]
+        if 0 in statuses:
+            taken.add(position)
+            assert any(statuses)
+    assert sorted(taken) == sorted(function.mixed)
 
 
 def assert_sizes_fit(function: Function) -> None:

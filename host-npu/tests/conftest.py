@@ -15,6 +15,7 @@ torch.set_num_threads(1)
 collect_ignore = [
     "_aclnn.py",
     "_rules.py",
+    "_rules_of_attention.py",
     "_runtime.py",
     "clients",
     "op_db.py",

@@ -123,10 +123,6 @@ _FUNCTIONS = [
 
 
 @each(_FUNCTIONS)
-def test_sizes_that_fit_are_taken(function):
-    assert_taken(function)
-
-
-@each(_FUNCTIONS)
 def test_sizes_have_to_fit_each_other(function):
+    assert_taken(function)
     assert_sizes_fit(function)

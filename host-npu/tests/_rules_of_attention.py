@@ -1,0 +1,164 @@
+"""CANN's documented dtypes and shapes of attention, rotations, experts and caches, for test_rules.py."""
+
+import torch
+from tests._rules import Function, t
+
+_F, _B = torch.float32, torch.bfloat16
+_I32, _I64 = torch.int32, torch.int64
+_ALL = 2147483647
+_X = t(4, 8)
+_ATTENTION = (t(2, 4, 6, 16),) * 3
+_STATISTICS = (t(2, 4, 6, 8, dtype=_F),) * 2
+_WINDOW = (0.25, 1.0, _ALL, _ALL, 4, "BNSD", 0, 0)
+OF_ATTENTION = [
+    Function("aclnnRotaryPositionEmbedding", (t(2, 3, 5, 16), t(1, 1, 5, 16), t(1, 1, 5, 16), 0, t(2, 3, 5, 16))),
+    Function(
+        "aclnnRotaryPositionEmbeddingGrad",
+        (t(2, 3, 5, 16), t(1, 1, 5, 16), t(1, 1, 5, 16), None, 0, t(2, 3, 5, 16), t(1, 1, 5, 16), t(1, 1, 5, 16)),
+        # Without x, the gradients of cos and sin are not written.
+        free=((6, 0), (6, 2), (7, 0), (7, 2)),
+        mixed=(5, 6, 7),
+    ),
+    Function(
+        "aclnnApplyRotaryPosEmbV2",
+        (t(2, 5, 4, 128), t(2, 5, 2, 128), t(2, 5, 1, 128), t(2, 5, 1, 128), 1, "half"),
+        (
+            (4, 2, "layout is SBND; CANN takes BSND and TND on this chip"),
+            (5, "quarter", "rotaryMode is quarter; CANN takes half on this chip"),
+        ),
+        # The numbers of heads.
+        free=((0, 2), (1, 2)),
+    ),
+    Function("aclnnInterleaveRope", (t(2, 3, 5, 64), t(2, 1, 5, 64), t(2, 1, 5, 64), t(2, 3, 5, 64)), mixed=(3,)),
+    Function(
+        "aclnnRopeWithSinCosCacheV2",
+        (t(3, dtype=_I64), t(3, 128), t(3, 64), t(9, 64), None, 64, True, 0, t(3, 128), t(3, 64)),
+        ((5, 24, "head_size is 24"),),
+        # The number of positions that the cache has.
+        free=((3, 0),),
+        mixed=(8, 9),
+    ),
+    Function(
+        "aclnnMoeGatingTopKSoftmax",
+        (_X, None, 2, t(4, 2), t(4, 2, dtype=_I32), t(4, 2, dtype=_I32)),
+        # The number of experts.
+        free=((0, 1),),
+    ),
+    Function(
+        "aclnnMoeInitRouting",
+        (_X, t(4, 2, dtype=_I32), t(4, 2, dtype=_I32), 4, t(8, 8), t(8, dtype=_I32), t(8, dtype=_I32)),
+        mixed=(0, 4),
+    ),
+    Function("aclnnMoeTokenPermute", (_X, t(4, 2, dtype=_I64), 0, False, t(8, 8), t(8, dtype=_I32)), mixed=(1,)),
+    Function(
+        "aclnnMoeTokenPermuteGrad",
+        (t(8, 8), t(8, dtype=_I32), 2, False, _X),
+        # Copies of tokens may have been left out.
+        free=((0, 0),),
+        mixed=(0, 4),
+    ),
+    Function(
+        "aclnnMoeTokenUnpermute",
+        (t(8, 8), t(8, dtype=_I32), t(4, 2), False, None, _X),
+        # Copies of tokens may have been left out.
+        free=((0, 0),),
+        mixed=(2,),
+    ),
+    Function(
+        "aclnnMoeTokenUnpermuteGrad",
+        (t(8, 8), _X, t(8, dtype=_I32), t(4, 2), False, None, t(8, 8), t(4, 2)),
+        mixed=(0, 1, 3, 6, 7),
+    ),
+    Function(
+        "aclnnMoeFinalizeRouting",
+        (t(8, 8), _X, _X, t(3, 8), t(4, 2), t(8, dtype=_I32), t(4, 2, dtype=_I32), _X),
+        # The number of rows of experts, and of experts.
+        free=((0, 0), (3, 0)),
+    ),
+    Function(
+        "aclnnMoeFinalizeRoutingV2",
+        (t(8, 8), t(8, dtype=_I32), None, None, None, t(4, 2), None, 0, _X),
+        # The number of rows of experts.
+        free=((0, 0),),
+        mixed=(5,),
+    ),
+    Function(
+        "aclnnMoeReRouting",
+        (_X, t(2, 3, dtype=_I32), None, 1, 0, _X, None, t(4, dtype=_I32), t(3, dtype=_I32)),
+        # The number of ranks.
+        free=((1, 0),),
+        mixed=(0, 5),
+    ),
+    Function(
+        "aclnnFlashAttentionScore",
+        (*_ATTENTION, None, None, None, None, None, *_WINDOW, *_STATISTICS, None, _ATTENTION[0]),
+        (
+            (6, t(6, 6, dtype=_I32), "attenMaskOptional has dtype int32 instead of uint8 or bool"),
+            (0, t(6, 16), "query has shape [6, 16] instead of [*, *, *] or [*, *, *, *]"),
+            (2, t(2, 4, 6, 32), "the heads of queries, keys and values have 16, 16 and 32 elements"),
+        ),
+        mixed=(19,),
+    ),
+    Function(
+        "aclnnFlashAttentionScoreGrad",
+        (*_ATTENTION, _ATTENTION[0], *(None,) * 4, *_STATISTICS, *(None,) * 3, *_WINDOW, *_ATTENTION, None),
+        mixed=(21, 22, 23),
+    ),
+    Function(
+        "aclnnPromptFlashAttentionV3",
+        (*_ATTENTION, *(None,) * 9, 4, 0.25, _ALL, _ALL, "BNSD", 0, 0, 0, _ATTENTION[0]),
+        mixed=(20,),
+    ),
+    Function(
+        "aclnnIncreFlashAttentionV4",
+        (t(2, 4, 1, 16), [_ATTENTION[1]], [_ATTENTION[2]], *(None,) * 12, 4, 0.25, "BNSD", 0, 0, 0, t(2, 4, 1, 16)),
+        mixed=(21,),
+    ),
+    Function(
+        "aclnnFusedInferAttentionScoreV3",
+        (
+            _ATTENTION[0],
+            [_ATTENTION[1]],
+            [_ATTENTION[2]],
+            *(None,) * 24,
+            *(4, 0.25, _ALL, _ALL, "BNSD", 0, 0, 0, 0, 0, False, 0, 0),
+            _ATTENTION[0],
+            None,
+        ),
+        mixed=(40,),
+    ),
+    *[
+        Function(
+            f"aclnnGroupedMatmul{version}",
+            (
+                [_X],
+                [t(2, 8, 3)],
+                *(None,) * 6,
+                t(2, dtype=_I64),
+                *(None,) * 3,
+                3,
+                0,
+                0,
+                0,
+                *more,
+                [t(4, 3)],
+                None,
+                None,
+            ),
+            (
+                (2, [t(2, 3, dtype=_B)], "biasOptional has dtype bfloat16 instead of float32, float16 or int32"),
+                (1, [t(2, 7, 3)], "x of shape [4, 8] cannot be multiplied with matrices of shape [7, 3]"),
+                (0, [_X] * 129, "x, weight and out are lists of 129, 1 and 1 tensors; CANN takes at most 128"),
+            ),
+        )
+        for version, more in (("V4", ()), ("V5", (None,)), ("WeightNz", (None, 0)))
+    ],
+    Function(
+        "aclnnScatterPaKvCache",
+        (
+            *(t(3, 2, 16), t(4, 8, 2, 16), t(3, dtype=_I32), t(3, 2, 16), t(4, 8, 2, 16)),
+            *(None, None, None, "Norm", "None", None, None),
+        ),
+        mixed=(2,),
+    ),
+]
