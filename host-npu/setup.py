@@ -4,8 +4,8 @@ The simulated libraries are compiled against the headers of the torch and torch_
 first. The wheel requires neither: pip would replace them where torch_npu's wheel asks for another build of torch, and
 host_npu says itself what is missing or does not fit.
 
-``HOST_NPU_INSTRUMENT`` compiles the libraries so that they count lines (``coverage``) or check what they do
-(``address`` and what else ``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's warnings errors.
+``HOST_NPU_INSTRUMENT`` compiles the libraries so that they check what they do (``address`` and what else
+``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's warnings errors.
 """
 
 import importlib.util

@@ -161,9 +161,7 @@ def build(
 
 
 def instrumentation(kind: str) -> list[str]:
-    """Return the flags that let a program look at itself: ``"coverage"``, or what ``-fsanitize=`` takes."""
-    if kind == "coverage":
-        return ["-O0", "-g", "--coverage"]
+    """Return the flags of sanitizers, which ``-fsanitize=`` takes."""
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={kind}", "-fno-sanitize-recover=all"]
     # An enumeration of CANN's C interface may be any number: the caller is perhaps a C program.
     return [*flags, "-fno-sanitize=enum"] if "undefined" in kind else flags
@@ -315,7 +313,7 @@ def main() -> int:
     """Build from the command line."""
     parser = argparse.ArgumentParser(description="Compile the host NPU's libraries.")
     parser.add_argument("destination", type=Path, nargs="?", default=DEFAULT_DESTINATION)
-    parser.add_argument("--instrument", default="", metavar="KIND", help="coverage, or what -fsanitize= takes")
+    parser.add_argument("--instrument", default="", metavar="KIND", help="what -fsanitize= takes")
     parser.add_argument("--names", nargs="+", default=(), metavar="LIBRARY", help="compile only these libraries")
     parser.add_argument("--verbose", action="store_true", help="print each command")
     arguments = parser.parse_args()

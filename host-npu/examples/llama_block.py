@@ -3,8 +3,6 @@
 Run it with ``python -m host_npu host-npu/examples/llama_block.py``. It prints both losses of every step.
 """
 
-import argparse
-
 import torch
 import torch.nn.functional as F
 import torch_npu
@@ -126,16 +124,6 @@ def train(device: str, dtype: torch.dtype, steps: int) -> list[float]:
     return losses
 
 
-def main() -> None:
-    """Prints the losses of both trainings."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--steps", type=int, default=10)
-    options = parser.parse_args()
-    dtype = getattr(torch, options.dtype)
-    for step, losses in enumerate(zip(*(train(each, dtype, options.steps) for each in ("npu", "cpu")), strict=True)):
-        print(f"step {step}: {losses[0]:.6f} fused on the NPU, {losses[1]:.6f} plain on the CPU")
-
-
 if __name__ == "__main__":
-    main()
+    for step, losses in enumerate(zip(*(train(each, torch.float32, 10) for each in ("npu", "cpu")), strict=True)):
+        print(f"step {step}: {losses[0]:.6f} fused on the NPU, {losses[1]:.6f} plain on the CPU")

@@ -61,29 +61,12 @@ def ddp_with_many_buckets(device, folder):
     return _train(device, DistributedDataParallel(_make(device), bucket_cap_mb=0.0005))
 
 
-def ddp_with_gradients_in_buckets(device, folder):
-    return _train(device, DistributedDataParallel(_make(device), gradient_as_bucket_view=True))
-
-
-def ddp_without_synchronisation(device, folder):
-    model = DistributedDataParallel(_make(device))
-    with model.no_sync():
-        model(_batch(device, 0)).square().mean().backward()
-    own = model.module.first.weight.grad.clone()
-    model(_batch(device, 1)).square().mean().backward()
-    return [own, *(weight.grad for weight in model.parameters())]
-
-
 def ddp_with_unused_parameters(device, folder):
     model = DistributedDataParallel(_make(device, has_branch=True), find_unused_parameters=True)
     found = []
     for takes_branch in (True, False):
         found += _train(device, model, takes_branch=takes_branch)
     return found
-
-
-def ddp_with_a_static_graph(device, folder):
-    return _train(device, DistributedDataParallel(_make(device, has_branch=True), static_graph=True))
 
 
 def ddp_with_16_bit_gradients(device, folder):
@@ -112,15 +95,6 @@ def fsdp(device, folder):
 def fsdp_in_16_bits(device, folder):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return _train(device, _shard(_make(device), mp_policy=policy))
-
-
-def fsdp_with_accumulated_gradients(device, folder):
-    model = _shard(_make(device))
-    model.set_requires_gradient_sync(False)
-    model(_batch(device, 0)).square().mean().backward()
-    model.set_requires_gradient_sync(True)
-    model(_batch(device, 1)).square().mean().backward()
-    return _whole(weight.grad for weight in model.parameters())
 
 
 def hsdp(device, folder):
@@ -154,16 +128,6 @@ def dtensors(device, folder):
     other = sharded.redistribute(placements=[Shard(1)])
     product = sharded @ distribute_tensor(tensor.t().contiguous(), mesh, [Replicate()])
     return [sharded.to_local(), other.to_local(), *_whole([sharded, other, product, sharded.sum(), other.max()])]
-
-
-def groups_of_a_mesh(device, folder):
-    mesh = init_device_mesh(device, (2, dist.get_world_size() // 2), mesh_dim_names=("data", "model"))
-    found = []
-    for name in ("data", "model"):
-        tensor = torch.full((3,), dist.get_rank() + 1.0, device=device)
-        dist.all_reduce(tensor, group=mesh[name].get_group())
-        found.append(tensor)
-    return found
 
 
 def a_checkpoint_of_shards(device, folder):
@@ -235,15 +199,11 @@ def two_streams(device, folder):
 CASES = {
     2: (
         ddp_with_many_buckets,
-        ddp_with_gradients_in_buckets,
-        ddp_without_synchronisation,
         ddp_with_unused_parameters,
-        ddp_with_a_static_graph,
         ddp_with_16_bit_gradients,
         ddp_with_batch_norm_over_all_ranks,
         fsdp,
         fsdp_in_16_bits,
-        fsdp_with_accumulated_gradients,
         zero,
         tensor_parallel,
         dtensors,
@@ -252,7 +212,7 @@ CASES = {
         objects,
         two_streams,
     ),
-    4: (hsdp, groups_of_a_mesh, dtensors, tensor_parallel, fsdp),
+    4: (hsdp, dtensors, tensor_parallel, fsdp),
 }
 
 

@@ -202,16 +202,19 @@ def compare(operator: Any, dtype: torch.dtype) -> dict[str, Any]:
     return {"faults": faults, "refusals": refusals, "exact": exact, "compared": compared, "random": random}
 
 
-def compare_some(device: str, dtype: torch.dtype, first: int, step: int, also: Sequence[str]) -> dict[str, Any]:
-    """Return what each operator gives whose number is ``first`` modulo ``step``, or whose name is among ``also``.
+def compare_some(
+    device: str, dtypes: Sequence[str], first: int, step: int, also: Sequence[Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Return for each dtype what operators give whose number is ``first`` modulo ``step``, or who are in ``also``.
 
     The name of an operator is printed before it is called, so that the end of the process names it.
     """
     warnings.simplefilter("ignore")
-    found = {}
+    found: list[dict[str, Any]] = [{} for _ in dtypes]
     for number, operator in enumerate(operators()):
         name = name_of(operator)
-        if (number % step == first or name in also) and operator.supports_dtype(dtype, "cpu"):
-            print(name, flush=True)
-            found[name] = compare(operator, dtype)
+        for dtype, others, results in zip(dtypes, also, found, strict=True):
+            if (number % step == first or name in others) and operator.supports_dtype(getattr(torch, dtype), "cpu"):
+                print(name, dtype, flush=True)
+                results[name] = compare(operator, getattr(torch, dtype))
     return found

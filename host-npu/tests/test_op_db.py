@@ -14,7 +14,7 @@ from tests import op_db
 
 _DTYPES = ("float32", "bfloat16")
 _PARTS = 4  # in which all operators are compared
-_EVERY = 20  # of how many operators one is a representative
+_EVERY = 40  # of how many operators one is a representative
 
 _IS_NARROW = "is torch.float32, not torch.float64"
 _NO_FLOAT64 = "Device do not support double dtype now, dtype cast replace with float"
@@ -71,11 +71,14 @@ _WITHOUT_CPU = "jiterator"
 
 
 @functools.cache
+def _compared_in_all(first: int, step: int) -> list[dict[str, Any]]:
+    """Return what each operator gave in each dtype; the operators of the tables are always among them."""
+    also = [[*_CHOICES, *_NOT_EXACT[dtype]] if step == _EVERY else [] for dtype in _DTYPES]
+    return testing.run(op_db.compare_some, 1, _DTYPES, first, step, also, device="npu", backend="", timeout=900)[0]
+
+
 def _compared(dtype: str, first: int, step: int) -> dict[str, Any]:
-    """Return what each operator gave; the operators of the tables are always among them."""
-    also = [*_CHOICES, *_NOT_EXACT[dtype]] if step == _EVERY else []
-    arguments = getattr(torch, dtype), first, step, also
-    return testing.run(op_db.compare_some, 1, *arguments, device="npu", backend="", timeout=900)[0]
+    return _compared_in_all(first, step)[_DTYPES.index(dtype)]
 
 
 _PARTS_OF_ALL = [pytest.param(first, _PARTS, marks=pytest.mark.exhaustive) for first in range(_PARTS)]
@@ -112,4 +115,4 @@ def test_every_operator_is_compared(dtype, first, step):
     found = _compared(dtype, first, step)
     nothing = [name for name, one in found.items() if not one["compared"] + len(one["refusals"])]
     assert all(name.startswith(_WITHOUT_CPU) for name in nothing), nothing
-    assert len(found) > 20
+    assert len(found) > 15

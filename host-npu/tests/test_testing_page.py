@@ -16,7 +16,12 @@ COMMANDS = [line for title, code in blocks(PAGE, "sh") if not title for line in 
 IN_CI = re.search(r"^- run: (python .* pytest) tests$", (PROJECT / "README.md").read_text(), re.MULTILINE)[1]
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS, IN_CI}))
+def test_readers_of_the_other_page_copy_a_command_of_this_one():
+    assert IN_CI in COMMANDS
+
+
+# What differs is how the host NPU is enabled, which one of the tests shows.
+@pytest.mark.parametrize("command", [COMMANDS[0], *(f"{command} -k fused" for command in COMMANDS[1:])])
 def test_the_tests_of_the_page_pass(tmp_path, command):
     for name, code in FILES.items():
         tmp_path.joinpath(name).write_text(code)
@@ -33,4 +38,5 @@ def test_the_tests_of_the_page_pass(tmp_path, command):
         timeout=300,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{FILES['test_norm.py'].count('def test_')} passed" in result.stdout
+    count = 1 if "-k" in command else FILES["test_norm.py"].count("def test_")
+    assert f"{count} passed" in result.stdout

@@ -215,43 +215,11 @@ def test_what_is_not_computed_is_refused_at_the_call(options, sentence):
     assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
 
 
-# Shapes of queries, and of keys and values; then another one of the keys or of the values.
-_SHAPES = (2, _HEADS, _QUERIES, 16), (2, 2, _KEYS, 16)
-_UNFIT = {
-    "more tokens": (2, 2, _KEYS + 1, 16),
-    "fewer tokens": (2, 2, _KEYS - 1, 16),
-    "more batches": (3, 2, _KEYS, 16),
-    "one batch": (1, 2, _KEYS, 16),
-    "more heads": (2, 4, _KEYS, 16),
-    "one head": (2, 1, _KEYS, 16),
-}
-
-
-@pytest.mark.parametrize("operator", [torch_npu.npu_fusion_attention, torch_npu.npu_fusion_attention_v2])
-@pytest.mark.parametrize(
-    ("layout", "shape"),
-    # BSH and SBH do not say how many heads there are.
-    [(layout, shape) for layout in _LAYOUTS for shape in _UNFIT if not (layout.endswith("H") and "head" in shape)],
-)
-def test_a_value_has_to_fit_the_keys(operator, layout, shape):
-    query, key, value = (_LAYOUTS[layout](torch.zeros(each)).contiguous().npu() for each in (*_SHAPES, _UNFIT[shape]))
-    given = re.escape(f"value has shape {list(value.shape)} instead of [")
-    with pytest.raises(RuntimeError, match=rf"{given}.*\], where .* is "):
-        operator(query, key, value, _HEADS, layout)
-
-
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_attention_of_no_keys_is_refused(layout):
     query, keys = (_LAYOUTS[layout](torch.zeros(2, 4, length, 16)).contiguous().npu() for length in (6, 0))
     with pytest.raises(RuntimeError, match="attention of at least one key, but key has shape"):
         torch_npu.npu_fusion_attention(query, keys, keys, 4, layout)
-
-
-@pytest.mark.parametrize("shape", ["more batches", "one batch"])
-def test_keys_have_to_fit_the_queries(shape):
-    query, key = (torch.zeros(each).npu() for each in (_SHAPES[0], _UNFIT[shape]))
-    with pytest.raises(RuntimeError, match=r"key has shape \[\d, 2, 9, 16\] instead of \[B, N2, S2, D\], where B is 2"):
-        torch_npu.npu_fusion_attention(query, key, key, _HEADS, "BNSD")
 
 
 @pytest.mark.parametrize("layout", ["BSH", "SBH"])

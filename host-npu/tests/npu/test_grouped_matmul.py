@@ -5,7 +5,23 @@ import torch
 import torch_npu
 
 _SIZES = (3, 0, 5)
+_ONE_GROUP = torch.tensor([3])
 _LISTS = {0: [3, 3, 8], 1: [3, 0, 5], 2: [[0, 3], [2, 5], [1, 0]]}
+
+
+def _on_npu(value):
+    if isinstance(value, list):
+        return [_on_npu(each) for each in value]
+    return value.npu() if isinstance(value, torch.Tensor) else value
+
+
+def _multiplied(x, weight, **options):
+    """Return the product of groups of rows, by default those of _SIZES, with a matrix each."""
+    x, weight = (each if isinstance(each, list) else [each] for each in (x, weight))
+    rows = {"group_list": torch.tensor(_LISTS[0]), "group_type": 0, "split_item": 3}
+    options = {name: _on_npu(value) for name, value in (rows | options).items()}
+    [result] = torch_npu.npu_grouped_matmul(_on_npu(x), _on_npu(weight), **options)
+    return result
 
 
 def _close(actual, expected, units=1.0):
@@ -39,14 +55,8 @@ def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item)
 def test_a_tensor_says_which_rows_are_a_groups(biased, kind, dtype):
     x, weight = torch.randn(8, 4).to(dtype), torch.randn(3, 4, 6).to(dtype)
     bias = torch.randn(3, 6).to(torch.float32 if dtype == torch.bfloat16 else dtype)
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        bias=[bias.npu()] if biased else None,
-        group_list=torch.tensor(_LISTS[kind]).npu(),
-        group_list_type=kind,
-        group_type=0,
-        split_item=3,
+    result = _multiplied(
+        x, weight, bias=[bias] if biased else None, group_list=torch.tensor(_LISTS[kind]), group_list_type=kind
     )
     parts = zip(x.double().split(_SIZES), weight.double(), bias.double(), strict=True)
     _close(result, torch.cat([rows @ matrix + (added if biased else 0) for rows, matrix, added in parts]))
@@ -55,14 +65,7 @@ def test_a_tensor_says_which_rows_are_a_groups(biased, kind, dtype):
 @pytest.mark.parametrize(("kind", "groups"), [(0, [2, 5]), (1, [2, 3])], ids=["ends", "sizes"])
 def test_rows_after_the_last_group_are_nan(kind, groups):
     x, weight = torch.randn(8, 4), torch.randn(2, 4, 6)
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        group_list=torch.tensor(groups).npu(),
-        group_list_type=kind,
-        group_type=0,
-        split_item=3,
-    )
+    result = _multiplied(x, weight, group_list=torch.tensor(groups), group_list_type=kind)
     _close(result[:5], torch.cat([x[:2].double() @ weight[0].double(), x[2:5].double() @ weight[1].double()]))
     assert result[5:].isnan().all()
 
@@ -80,16 +83,7 @@ def test_rows_after_the_last_group_are_nan(kind, groups):
 def test_a_quantized_product_may_have_an_activation(act_type, function):
     x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
     scale = torch.rand(3, 6) / 4096
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        scale=[scale.npu()],
-        group_list=torch.tensor(_LISTS[0]).npu(),
-        group_type=0,
-        split_item=3,
-        act_type=act_type,
-        output_dtype=torch.float16,
-    )
+    result = _multiplied(x, weight, scale=[scale], act_type=act_type, output_dtype=torch.float16)
     parts = zip(x.double().split(_SIZES), weight.double(), scale.double(), strict=True)
     _close(result, function(torch.cat([rows @ matrix * each for rows, matrix, each in parts])))
 
@@ -97,16 +91,7 @@ def test_a_quantized_product_may_have_an_activation(act_type, function):
 def test_int8_matrices_have_scales_of_rows_and_columns():
     x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
     scale, of_rows = torch.rand(3, 6), torch.rand(8)
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        scale=[scale.npu()],
-        per_token_scale=[of_rows.npu()],
-        group_list=torch.tensor(_LISTS[0]).npu(),
-        group_type=0,
-        split_item=3,
-        output_dtype=torch.float16,
-    )
+    result = _multiplied(x, weight, scale=[scale], per_token_scale=[of_rows], output_dtype=torch.float16)
     parts = zip(x.double().split(_SIZES), weight.double(), scale.double(), strict=True)
     exact = torch.cat([rows @ matrix * each for rows, matrix, each in parts]) * of_rows.double()[:, None]
     _close(result, exact)
@@ -114,14 +99,7 @@ def test_int8_matrices_have_scales_of_rows_and_columns():
 
 def test_int8_matrices_may_stay_sums():
     x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        group_list=torch.tensor(_LISTS[0]).npu(),
-        group_type=0,
-        split_item=3,
-        output_dtype=torch.int32,
-    )
+    result = _multiplied(x, weight, output_dtype=torch.int32)
     parts = zip(x.long().split(_SIZES), weight.long(), strict=True)
     assert result.tolist() == torch.cat([rows @ matrix for rows, matrix in parts]).tolist()
 
@@ -129,14 +107,8 @@ def test_int8_matrices_may_stay_sums():
 def test_int8_matrices_may_become_int8_by_the_bits_of_a_scale():
     x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
     scale = torch.full((18,), 2.0**-7)
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        scale=[torch_npu.npu_trans_quant_param(scale.npu()).view(3, 6)],
-        group_list=torch.tensor(_LISTS[0]).npu(),
-        group_type=0,
-        split_item=3,
-        output_dtype=torch.int8,
+    result = _multiplied(
+        x, weight, scale=[torch_npu.npu_trans_quant_param(scale.npu()).view(3, 6)], output_dtype=torch.int8
     )
     sums = torch.cat([rows @ matrix for rows, matrix in zip(x.double().split(_SIZES), weight.double(), strict=True)])
     assert result.tolist() == (sums * 2.0**-7).round().clamp(-128, 127).tolist()
@@ -146,24 +118,14 @@ def test_int8_matrices_may_become_int8_by_the_bits_of_a_scale():
 def test_weights_of_int8_are_dequantized_for_floats(shifted):
     x, weight = torch.randn(8, 4).half(), torch.randint(-128, 128, (3, 4, 6), dtype=torch.int8)
     scale, offset = torch.rand(3, 6).half(), torch.randint(-9, 9, (3, 6)).half()
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        antiquant_scale=[scale.npu()],
-        antiquant_offset=[(offset if shifted else offset * 0).npu()],
-        group_list=torch.tensor(_LISTS[0]).npu(),
-        group_type=0,
-        split_item=3,
-    )
+    result = _multiplied(x, weight, antiquant_scale=[scale], antiquant_offset=[offset if shifted else offset * 0])
     whole = (weight.double() + (offset.double()[:, None] if shifted else 0)) * scale.double()[:, None]
     _close(result, torch.cat([rows @ each for rows, each in zip(x.double().split(_SIZES), whole, strict=True)]))
 
 
 def test_groups_of_columns_give_a_product_each():
     x, weight = torch.randn(8, 4).half(), torch.randn(8, 6).half()
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu().t()], [weight.npu()], group_list=torch.tensor(_LISTS[0]).npu(), group_type=2, split_item=3
-    )
+    result = _multiplied(x.npu().t(), weight, group_type=2)
     parts = zip(x.double().split(_SIZES), weight.double().split(_SIZES), strict=True)
     _close(result, torch.stack([rows.t() @ others for rows, others in parts]))
 
@@ -243,11 +205,10 @@ def _zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     ],
 )
 def test_dtypes_that_do_not_go_together_are_refused_at_the_call(x, weight, arguments, sentence):
-    rows = {"group_list": torch.tensor([3, 3, 8]).npu(), "group_type": 0, "split_item": 3}
     if arguments.get("antiquant_scale"):
         arguments = {**arguments, "antiquant_offset": [_zeros(torch.half, 3, 6)]}
     with pytest.raises(RuntimeError, match=sentence):
-        torch_npu.npu_grouped_matmul([x.npu()], [_zeros(weight, 3, 4, 6)], **(rows | arguments))
+        _multiplied(x, _zeros(weight, 3, 4, 6), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -280,14 +241,7 @@ def test_a_list_of_ends_takes_the_same_dtypes(x, weight, bias, sentence):
 )
 def test_sizes_that_are_wrong_end_the_operator(kind, groups, sentence):
     with pytest.raises(RuntimeError, match=sentence):
-        torch_npu.npu_grouped_matmul(
-            [_HALF.npu()],
-            [_zeros(torch.half, 3, 4, 6)],
-            group_list=torch.tensor(groups).npu(),
-            group_list_type=kind,
-            group_type=0,
-            split_item=3,
-        )
+        _multiplied(_HALF, _zeros(torch.half, 3, 4, 6), group_list=torch.tensor(groups), group_list_type=kind)
         torch.npu.synchronize()
     assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
 
@@ -295,47 +249,34 @@ def test_sizes_that_are_wrong_end_the_operator(kind, groups, sentence):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"group_list": torch.tensor([3, 8]).npu()}, r"group_list of shape \[2\] does not fit 3 groups"),
+        ({"group_list": torch.tensor([3, 8])}, r"group_list of shape \[2\] does not fit 3 groups"),
         ({"act_type": 3}, "act types 0, 1, 2, 4 and 5 only"),
         ({"antiquant_scale": [torch.ones(3, 6).half().npu()]}, "antiquant_scale must be given for floats times int8"),
     ],
     ids=["groups", "act_type", "antiquant_scale"],
 )
 def test_what_groups_do_not_take_is_refused_at_the_call(arguments, sentence):
-    plain = {"group_list": torch.tensor([3, 3, 8]).npu(), "group_type": 0, "split_item": 3}
     with pytest.raises(RuntimeError, match=sentence):
-        torch_npu.npu_grouped_matmul([_HALF.npu()], [_zeros(torch.half, 3, 4, 6)], **(plain | arguments))
+        _multiplied(_HALF, _zeros(torch.half, 3, 4, 6), **arguments)
 
 
-@pytest.mark.parametrize("rows", [{"group_type": -1, "split_item": 0}, {"group_type": 0, "split_item": 3}])
+@pytest.mark.parametrize("rows", [{"group_type": -1, "split_item": 0, "group_list": None}, {"group_list": _ONE_GROUP}])
 def test_one_group_has_a_bias_and_scales_of_its_own(rows):
     x, weight, bias = torch.randn(3, 4).half(), torch.randint(-9, 9, (4, 6), dtype=torch.int8), torch.randn(6).half()
     scale, offset = torch.rand(6).half(), torch.randn(6).half()
-    if rows["group_type"] == 0:
-        rows = {**rows, "group_list": torch.tensor([3]).npu(), "group_list_type": 0}
-    [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [weight.npu()],
-        bias=[bias.npu()],
-        antiquant_scale=[scale.npu()],
-        antiquant_offset=[offset.npu()],
-        **rows,
-    )
+    result = _multiplied(x, weight, bias=[bias], antiquant_scale=[scale], antiquant_offset=[offset], **rows)
     _close(result, x.double() @ ((weight.double() + offset.double()) * scale.double()) + bias.double())
 
 
 @pytest.mark.parametrize("name", ["antiquant_scale", "antiquant_offset"])
 def test_each_group_has_numbers_of_its_own(name):
-    numbers = {option: [_HALF[0].npu()] * 3 for option in ("antiquant_scale", "antiquant_offset")}
+    numbers = {option: [_HALF[0]] * 3 for option in ("antiquant_scale", "antiquant_offset")}
     numbers[name] = numbers[name][:2]
     with pytest.raises(RuntimeError, match="is a list of 2 tensors for 3 groups"):
-        torch_npu.npu_grouped_matmul(
-            [torch.zeros(6, 4).half().npu()],
-            [torch.zeros(4, 4, dtype=torch.int8).npu()] * 3,
-            group_list=torch.tensor([2, 4, 6]).npu(),
-            group_list_type=0,
-            group_type=0,
-            split_item=3,
+        _multiplied(
+            torch.zeros(6, 4).half(),
+            [torch.zeros(4, 4, dtype=torch.int8)] * 3,
+            group_list=torch.tensor([2, 4, 6]),
             **numbers,
         )
         torch.npu.synchronize()
@@ -348,28 +289,13 @@ def test_several_matrices_of_rows_have_one_output(kind, biased):
     weights = [torch.randn(each.size(1), 6).half() for each in x]
     biases = [torch.randn(6).half() for _ in x]
     lists = {0: [3, 4, 9], 1: [3, 1, 5], 2: [[0, 3], [1, 1], [2, 5]]}
-    groups = {} if kind is None else {"group_list": torch.tensor(lists[kind]).npu(), "group_list_type": kind}
-    [result] = torch_npu.npu_grouped_matmul(
-        [each.npu() for each in x],
-        [each.npu() for each in weights],
-        bias=[each.npu() for each in biases] if biased else None,
-        group_type=0,
-        split_item=3,
-        **groups,
-    )
+    groups = {"group_list": None if kind is None else torch.tensor(lists[kind]), "group_list_type": kind or 0}
+    result = _multiplied(x, weights, bias=biases if biased else None, **groups)
     parts = zip(x, weights, biases, strict=True)
     _close(result, torch.cat([a.double() @ w.double() + (b.double() if biased else 0) for a, w, b in parts]))
 
 
 def test_a_list_says_the_rows_that_several_matrices_have():
-    x = [_HALF[:3].npu(), _HALF[3:].npu()]
     with pytest.raises(RuntimeError, match="group_list has 2 rows for the group 0 where x has 3"):
-        torch_npu.npu_grouped_matmul(
-            x,
-            [_zeros(torch.half, 4, 6), _zeros(torch.half, 4, 6)],
-            group_list=torch.tensor([2, 8]).npu(),
-            group_list_type=0,
-            group_type=0,
-            split_item=3,
-        )
+        _multiplied([_HALF[:3], _HALF[3:]], [_zeros(torch.half, 4, 6)] * 2, group_list=torch.tensor([2, 8]))
         torch.npu.synchronize()

@@ -326,17 +326,6 @@ def test_quantization_and_padding_are_refused_at_the_call(name):
         _fused(*[each.npu() for each in _inputs(4)], input_layout="BNSD", **{name: torch.ones(1).npu()})
 
 
-_UNFIT = {
-    "more tokens": (2, 2, _KEYS + 1, 16),
-    "fewer tokens": (2, 2, _KEYS - 1, 16),
-    "more batches": (3, 2, _KEYS, 16),
-    "one batch": (1, 2, _KEYS, 16),
-    "more heads": (2, 4, _KEYS, 16),
-    "one head": (2, 1, _KEYS, 16),
-    "smaller heads": (2, 2, _KEYS, 8),
-}
-
-
 def _half(shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(shape, dtype=torch.float16, device="npu")
 
@@ -345,47 +334,6 @@ def _incre(*inputs: Tensor, **options) -> Tensor:
     return torch_npu.npu_incre_flash_attention(
         inputs[0][..., :1, :].contiguous(), *inputs[1:], num_heads=_HEADS, **options
     )
-
-
-@pytest.mark.parametrize("operator", [_prompt, _fused, _fused_v2, _incre])
-@pytest.mark.parametrize("shape", _UNFIT.values(), ids=_UNFIT)
-def test_a_value_has_the_shape_of_the_keys(operator, shape):
-    query, key, _ = (each.npu() for each in _inputs(2))
-    value = torch.zeros(shape, dtype=torch.float16, device="npu")
-    sentence = re.escape(
-        f"value has shape {list(shape)} instead of [B, N2, S2, D], where B is 2 and D is 16 and N2 is 2"
-    )
-    with pytest.raises(RuntimeError, match=sentence):
-        operator(query, key, value, input_layout="BNSD", num_key_value_heads=2)
-
-
-@_FUSED
-@pytest.mark.parametrize("form", ["heads first", "heads joined"])
-@pytest.mark.parametrize(
-    ("blocks", "tables", "sentence"),
-    [
-        (7, 2, r"value has shape \[7, .* instead of \[P2, .* P2 is 8"),
-        (8, 3, r"blockTable has shape \[3, 3\] instead of \[2, \*\]"),
-    ],
-    ids=["values", "a table"],
-)
-def test_blocks_of_values_are_those_of_the_keys(operator, form, blocks, tables, sentence):
-    shape = (2, 4, 16) if form == "heads first" else (4, 32)
-    query, key, value = (
-        torch.zeros(each, dtype=torch.float16, device="npu")
-        for each in ((2, _HEADS, _QUERIES, 16), (8, *shape), (blocks, *shape))
-    )
-    with pytest.raises(RuntimeError, match=sentence):
-        operator(
-            query,
-            key,
-            value,
-            input_layout="BNSD",
-            num_key_value_heads=2,
-            block_table=torch.zeros(tables, 3, dtype=torch.int32, device="npu"),
-            block_size=4,
-            actual_seq_lengths_kv=[9, 6],
-        )
 
 
 @_FUSED
