@@ -160,23 +160,6 @@ def norm_and_head_in_a_group(ranks):
     return trained(model, ranks)
 
 
-def two_losses(ranks):
-    """Two calls and one backward pass."""
-    model = ranks.model()
-    ranks.shard(model.head, model)
-    losses = [loss_of(model, ranks, step) for step in range(2)]
-    (losses[0] + 0.5 * losses[1]).backward()
-    return ranks.found(model, *losses)
-
-
-def frozen_head(ranks):
-    """Only the rest is trained."""
-    model = ranks.model()
-    model.head.requires_grad_(False)
-    ranks.shard(model.head, model)
-    return trained(model, ranks)
-
-
 def other_outputs(ranks):
     """Several results, whose backward pass computes the logits again."""
     model = ranks.model()
@@ -325,8 +308,6 @@ FUNCTIONS = (
     head_of_the_model,
     tied_head_freed,
     norm_and_head_in_a_group,
-    two_losses,
-    frozen_head,
     other_outputs,
     loss_changed_in_place,
     loss_in_the_forward_pass,

@@ -154,13 +154,17 @@ def _call(vocabulary, name, bias=True, **more):
     return arguments, partial(vocabulary.loss, input, weight, linear_bias if bias else None, target, **options, **more)
 
 
+def named(found):
+    """Return gradients by input, weight and bias by their names."""
+    return dict(zip(("copy.input", "shard.weight", "shard.bias"), found, strict=False))
+
+
 def gradients(vocabulary, name, bias=True, **more):
     """Return the results of a call and its gradients."""
     arguments, call = _call(vocabulary, name, bias, **more)
     results, total = call()
     found = torch.autograd.grad(total, arguments)
-    names = ("copy.input", "shard.weight", "shard.bias")
-    return {f"copy.{i}": one for i, one in enumerate(results)} | dict(zip(names, found, strict=False))
+    return {f"copy.{i}": one for i, one in enumerate(results)} | named(found)
 
 
 def without_bias(vocabulary):
@@ -178,7 +182,7 @@ def float32_weights(vocabulary):
         input, weight, bias, target, weight=class_weight, token_weight=token_weight, label_smoothing=0.1
     )
     found = torch.autograd.grad(total, (input, weight))
-    return {"copy.loss": results[0], "copy.input": found[0], "shard.weight": found[1]}
+    return {"copy.loss": results[0], **named(found)}
 
 
 def sizes_found_by_a_collective(vocabulary):
@@ -237,7 +241,7 @@ def second_derivatives(vocabulary):
     )
     of_input, *of_shard = ((one * direction).sum() for one, direction in zip(first, directions, strict=True))
     second = torch.autograd.grad(of_input + vocabulary.sum(sum(of_shard)), arguments)
-    return dict(zip(("copy.input", "shard.weight", "shard.bias"), second, strict=True))
+    return named(second)
 
 
 def _as_function(vocabulary, **options):
@@ -315,8 +319,7 @@ def compiled(vocabulary):
         function = torch.compile(function, fullgraph=True, backend="aot_eager")
     result = function(input, weight, bias, target)
     found = torch.autograd.grad(result.loss + result.entropy.square().sum(), (input, weight, bias))
-    names = ("copy.input", "shard.weight", "shard.bias")
-    return {"copy.loss": result.loss, "copy.tokens": result.predicted_tokens, **dict(zip(names, found, strict=True))}
+    return {"copy.loss": result.loss, "copy.tokens": result.predicted_tokens, **named(found)}
 
 
 def groups_of_some_processes(vocabulary):
