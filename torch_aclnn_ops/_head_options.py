@@ -5,7 +5,7 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, get_args
 
-from torch_aclnn_ops._checks import Reduction, check_bool, check_choice
+from torch_aclnn_ops._checks import Reduction, check_bool, check_choice, values_are_readable
 
 from torch import Tensor
 
@@ -35,6 +35,19 @@ def check_number(function: str, name: str, value: Any, rule: _Rule | None = None
     if not fits(value):
         raise ValueError(f"{function}: {name} must be {accepted_range}, but it is {value}")
     return int(value) if kind is Integral else float(value)
+
+
+def check_scalar(function: str, name: str, value: Any, rule: _Rule) -> None:
+    """Check a number, or a tensor of one element, whose value is checked where it can be read."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{function}: {name} must be a number or have one element, but its shape is {list(value.shape)}"
+            )
+        if not values_are_readable(value):
+            return
+        value = value.item()
+    check_number(function, name, value, rule)
 
 
 def check_beta(function: str, divergence: str, beta: Any) -> float:

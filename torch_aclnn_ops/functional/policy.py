@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 from torch_aclnn_ops._checks import check_bool, check_choice, describe, values_are_readable
-from torch_aclnn_ops._head_options import AT_LEAST_1, POSITIVE, check_number
+from torch_aclnn_ops._head_options import AT_LEAST_1, POSITIVE, check_number, check_scalar
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
 from torch_aclnn_ops.functional._policy_formulas import (
@@ -154,15 +154,7 @@ def _check_reduction(reduction: str, length: int | None, num_items: Tensor | flo
             f'grpo_loss: num_items_in_batch must be None unless reduction is "token", but it is {num_items!r} with'
             f" {reduction!r}"
         )
-    if not isinstance(num_items, Tensor):
-        check_number("grpo_loss", "num_items_in_batch", num_items, POSITIVE)
-    elif num_items.numel() != 1:
-        raise ValueError(
-            "grpo_loss: num_items_in_batch must be a number or have one element, but its shape is"
-            f" {list(num_items.shape)}"
-        )
-    elif values_are_readable(num_items):
-        check_number("grpo_loss", "num_items_in_batch", num_items.item(), POSITIVE)
+    check_scalar("grpo_loss", "num_items_in_batch", num_items, POSITIVE)
 
 
 def _check_advantages(advantages: object, log_probs: Tensor) -> None:

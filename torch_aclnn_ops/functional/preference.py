@@ -5,7 +5,7 @@ rows are never materialized. 16-bit inputs are computed in float32. All derivati
 """
 
 from torch_aclnn_ops._checks import Reduction, check_bool, values_are_readable
-from torch_aclnn_ops._head_options import FINITE, NON_NEGATIVE, POSITIVE, check_number, check_shift
+from torch_aclnn_ops._head_options import FINITE, NON_NEGATIVE, POSITIVE, check_number, check_scalar, check_shift
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
 from torch_aclnn_ops.functional._pairs import OF_REFERENCES, DPOLossType, LossType, Pairs, loss_of_pairs, reduce_losses
@@ -234,12 +234,7 @@ def kto_loss(
     check_constant("kto_loss", "reference_log_probs", reference_log_probs, "a reference")
     if is_desirable.dtype != torch.bool:
         raise TypeError(f"kto_loss: is_desirable must have dtype torch.bool, but it has {is_desirable.dtype}")
-    if not isinstance(kl, Tensor):
-        check_number("kto_loss", "kl", kl, FINITE)
-    elif kl.numel() != 1:
-        raise ValueError(f"kto_loss: kl must be a number or have one element, but its shape is {list(kl.shape)}")
-    elif values_are_readable(kl):
-        check_number("kto_loss", "kl", kl.item(), FINITE)
+    check_scalar("kto_loss", "kl", kl, FINITE)
     check_number("kto_loss", "beta", beta, POSITIVE)
     check_number("kto_loss", "desirable_weight", desirable_weight, NON_NEGATIVE)
     check_number("kto_loss", "undesirable_weight", undesirable_weight, NON_NEGATIVE)

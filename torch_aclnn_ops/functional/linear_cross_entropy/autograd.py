@@ -63,13 +63,3 @@ def statistics(call: Call) -> Statistics:
     if call.is_fused is None and not torch.compiler.is_compiling():  # which applies to the gradients, too
         call = call._replace(is_fused=why_not_fused(call) is None)
     return call.name(ENGINE.rows(call))
-
-
-def loss(call: Call, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
-    """Compute the sum of the losses of all rows together with its gradients: three matrix products instead of four.
-
-    The first backward pass consumes the gradients; a second one, or double backward, recomputes the logits. Also
-    returns the predicted tokens if they are needed.
-    """
-    value, *tokens = ENGINE.weighted_sum(call, coefficients)
-    return value, tokens[0] if tokens else None
