@@ -88,7 +88,9 @@ def test_averages_missing_in_a_checkpoint_are_warned_of_and_start_from_the_weigh
         weight if i in (1, 2, 4) else average.clone()
         for i, (weight, average) in enumerate(zip(weights_of(model), averages_of(model, optimizer), strict=True))
     ]
-    with pytest.warns(UserWarning, match="'ema_params' for parameters 1-2, 4 of group 0, or those .*; their EMA") as w:
+    with pytest.warns(
+        UserWarning, match="'ema_params' for parameters .1, 2, 4. of group 0, or those .*; their EMA"
+    ) as w:
         optimizer.load_state_dict(checkpoint)
     assert len(w) == 1 and w[0].filename == __file__
     train(model, optimizer, [3])

@@ -263,50 +263,6 @@ def test_data_of_the_same_shape_may_be_replaced(replace, dtype, master_weights, 
     assert_all_close(*results, 1e-6 if dtype == torch.float32 or master_weights else 1e-2)
 
 
-WRITES = {
-    "new data": lambda state, value: setattr(state, "data", value.clone()),
-    "a copy to data": lambda state, value: state.data.copy_(value),
-    "a copy": lambda state, value: state.copy_(value),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("write", "flatten"),
-    [
-        (write, flatten)
-        for name, write in WRITES.items()
-        for flatten in ([False] if name == "new data" else [False, True])
-    ],
-)
-def test_states_that_a_program_restores_are_used(write, dtype, flatten):
-    gradients = [torch.full((4, 4), value, dtype=dtype) for value in (1.0, -2.0)]
-
-    def step(weights, optimizer, count):
-        for _ in range(count):
-            for weight, gradient in zip(weights, gradients, strict=True):
-                weight.grad = gradient
-            optimizer.step()
-
-    results = []
-    for is_restored in (True, False):
-        weights = [nn.Parameter((torch.linspace(-1, 1, 16).reshape(4, 4) + i).to(dtype)) for i in range(2)]
-        optimizer = FusedEmaAdam(weights, **SETTINGS, ema_warmup="ratio", flatten=flatten and is_restored)
-        step(weights, optimizer, 2)
-        if is_restored:
-            saved = copy.deepcopy([(weight.detach(), optimizer.state[weight]) for weight in weights])
-            step(weights, optimizer, 3)
-            for weight, (value, state) in zip(weights, saved, strict=True):
-                weight.data.copy_(value)
-                for name, tensor in optimizer.state[weight].items():
-                    write(tensor, state[name])
-        step(weights, optimizer, 2)
-        results.append([weight.detach().clone() for weight in weights] + states_of(optimizer))
-        with optimizer.swap_ema_params():
-            results[-1] += [weight.detach().clone() for weight in weights]
-    assert_all_close(*results, 1e-6)
-
-
 def test_a_step_in_inference_mode_is_refused():
     weight = nn.Parameter(torch.ones(2))
     with torch.inference_mode(), pytest.raises(RuntimeError, match="step: must not be called in inference mode"):

@@ -157,21 +157,6 @@ def test_a_write_through_data_is_overwritten(dtype, flatten):
     assert torch.equal(weight.detach(), expected.to(dtype))
 
 
-@each_flatten
-@each_half
-def test_clipping_and_accumulation_see_the_gradients_of_the_parameters(dtype, flatten):
-    weight = nn.Parameter(torch.ones(4, dtype=dtype))
-    optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9), flatten=flatten)
-    for _ in range(3):
-        optimizer.zero_grad()
-        for _ in range(2):
-            (weight * 3).sum().backward()
-        norm = nn.utils.clip_grad_norm_([weight], 1.0)
-        optimizer.step()
-        assert norm == 12
-        assert optimizer.state[weight]["exp_avg"].norm() == pytest.approx(1, abs=1e-2)
-
-
 def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
     """Train under a GradScaler; some steps have an infinite gradient."""
     model = Weights(dtype)

@@ -63,7 +63,7 @@ def test_a_change_of_a_parameter_that_was_never_updated_raises_and_the_weights_a
     weight = nn.Parameter(torch.ones(2))
     optimizer = FusedEmaAdam([weight])
     sentence = (
-        "restored, but in-place changes of parameters 0 of group 0 .* not in their EMA weights .*their first step"
+        "restored, but in-place changes of parameters .0. of group 0 .* not in their EMA weights .*their first step"
     )
     with pytest.raises(RuntimeError, match=sentence), optimizer.swap_ema_params(), torch.no_grad():
         weight.fill_(7)
@@ -171,7 +171,7 @@ def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises
     weights = shards_of(model)
     averages = [average.to_local().clone() for average in averages_of(model, optimizer)]
     sentence = (
-        r"parameters 0-1 of group 0 could not be restored; load a checkpoint \(their dtype was changed from"
+        r"parameters \[0, 1\] of group 0 could not be restored; load a checkpoint \(their dtype was changed from"
         r" torch.float32 to torch.float16 inside the with block, to which the weights are rounded; convert the model"
         r" back inside the block\)$"
     )
@@ -180,21 +180,6 @@ def test_dtensors_that_a_swap_converted_have_their_weights_rounded_and_it_raises
     rounded = [weight.half() for weight in weights]
     assert_all_equal(shards_of(model), rounded)
     assert_all_equal([average.to_local() for average in averages_of(model, optimizer)], averages)
-
-
-@each_dtype
-def test_changes_of_dtensors_in_a_swap_after_loading_adamw_are_their_averages(mesh_of_one, dtype):
-    model, theirs = sharded(torch.optim.AdamW, mesh_of_one, dtype)
-    weights, optimizer = shards_of(model), FusedEmaAdam(model.parameters())
-    with pytest.raises(RuntimeError, match="their first step"), optimizer.swap_ema_params(), torch.no_grad():
-        model.weight.to_local().fill_(7)
-    assert_all_equal(shards_of(model), weights)
-    with pytest.warns(UserWarning, match="starts from the weights"):
-        optimizer.load_state_dict(theirs.state_dict())
-    with optimizer.swap_ema_params(), torch.no_grad():
-        model.weight.to_local().fill_(7)
-    assert_all_equal(shards_of(model), weights)
-    assert (optimizer.state[model.weight]["ema_params"].to_local() == 7).all()
 
 
 @pytest.mark.parametrize("is_dtensor", [False, True])

@@ -49,18 +49,6 @@ def test_a_compiled_step_is_noticed():
         assert_step_is_noticed(weight, step)
 
 
-def test_a_swap_is_noticed():
-    weight = nn.Parameter(torch.ones(3))
-    averaging = FusedEmaAdam([weight])
-
-    def swap():
-        averaging.step()
-        with averaging.swap_ema_params():
-            pass
-
-    assert_step_is_noticed(weight, swap)
-
-
 def by_function(grad, weight, states, average, step):
     fused_ema_adam([weight], [grad], *([state] for state in states), [average], [step], **OPTIONS)
 

@@ -1,6 +1,7 @@
 """The state of a parameter: its tensors, their dtypes, initialization and caching."""
 
 import itertools
+import reprlib
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
@@ -85,24 +86,10 @@ def init_missing_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype)
 
 
 def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
-    """Describe parameters by their indices in the optimizer's groups, such as ``0-3 of group 0``."""
+    """Describe parameters by their indices in the optimizer's groups, such as ``[0, 1, 3] of group 0``."""
     ids = set(map(id, params))
-    by_group = (
-        (i, _format_ranges(j for j, param in enumerate(group["params"]) if id(param) in ids))
-        for i, group in enumerate(optimizer.param_groups)
-    )
-    return " and ".join(f"{members} of group {i}" for i, members in by_group if members)
-
-
-def _format_ranges(indices: Iterable[int]) -> str:
-    """Format ascending indices compactly, such as ``0-3, 7``."""
-    pairs: list[list[int]] = []
-    for index in indices:
-        if pairs and pairs[-1][1] == index - 1:
-            pairs[-1][1] = index
-        else:
-            pairs.append([index, index])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+    by_group = [[j for j, one in enumerate(group["params"]) if id(one) in ids] for group in optimizer.param_groups]
+    return " and ".join(f"{reprlib.repr(found)} of group {i}" for i, found in enumerate(by_group) if found)
 
 
 def warn_of_missing_ema_params(optimizer: Optimizer) -> None:
