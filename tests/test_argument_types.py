@@ -35,6 +35,26 @@ def test_a_non_tensor_raises_with_the_arguments_name(argument, kind):
     assert described in message or argument == "token_weight"
 
 
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: ours.mse_loss(1.0, _VALUES), "mse_loss: input must be a Tensor, but it is 1.0"),
+        (lambda: ours.mse_loss(_VALUES, None), "mse_loss: target must be a Tensor, but it is None"),
+        (lambda: ours.mse_loss(_VALUES, _VALUES, weight="x"), "mse_loss: weight must be None or a Tensor, .* is 'x'"),
+        (
+            lambda: ours.binary_cross_entropy(_VALUES, [1]),
+            "binary_cross_entropy: target must be .* of type list",
+        ),
+        (lambda: ours.embedding(3, _HEAD), "embedding: input must be a Tensor, but it is 3"),
+        (lambda: ours.embedding(_INDICES, None), "embedding: weight must be a Tensor, but it is None"),
+        (lambda: ours.embedding(_INDICES, _HEAD, "a"), "embedding: padding_idx must be None or an int, .* is 'a'"),
+    ],
+)
+def test_a_wrong_type_of_another_drop_in_raises_with_the_arguments_name(call, sentence):
+    with pytest.raises(TypeError, match=f"^{sentence}$"):
+        call()
+
+
 @pytest.mark.parametrize("reduction", [None, 3, ["mean"], np.ones(2), "average", torch.ones(2)], ids=repr)
 def test_an_invalid_reduction_raises_with_its_name_or_value(reduction):
     with pytest.raises((TypeError, ValueError), match="linear_cross_entropy: reduction") as caught:

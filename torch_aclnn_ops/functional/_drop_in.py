@@ -1,10 +1,11 @@
 """Shared by all drop-in functions: supported arguments, checks, and autocast dtypes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._call_log import Implementation, log_call
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import why_disabled
 from torch_aclnn_ops._torch_compat.public import Buffer
@@ -38,6 +39,17 @@ def overrides_torch(tensor: Tensor) -> bool:
         return False
     # Parameter overrides nothing. Wrapper subclasses such as DTensor are flattened while tracing.
     return cls.__torch_function__ is not Parameter.__torch_function__ or hasattr(cls, "__tensor_flatten__")
+
+
+def check_tensors(function: str, optional: Collection[str] = (), **arguments: object) -> None:
+    """Raise ``TypeError`` unless arguments are tensors, have ``__torch_function__``, or are optional and ``None``."""
+    for name, value in arguments.items():
+        # In this order, because compilers do not know whether None has the attribute.
+        if isinstance(value, Tensor) or (value is None and name in optional):
+            continue
+        if not hasattr(type(value), "__torch_function__"):
+            accepted = "None or a Tensor" if name in optional else "a Tensor"
+            raise TypeError(f"{function}: {name} must be {accepted}, but it is {describe(value)}")
 
 
 def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

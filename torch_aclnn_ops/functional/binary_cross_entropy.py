@@ -9,6 +9,7 @@ from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
     check_no_tangent,
+    check_tensors,
     float32_autocast_dtype,
 )
 from torch_aclnn_ops.functional._loss_function import (
@@ -121,6 +122,7 @@ def binary_cross_entropy(
     Source: backward kernel aclnnBinaryCrossEntropyBackward.
     """
     if not _is_supported(input, target, weight):
+        check_tensors("binary_cross_entropy", ("weight",), input=input, target=target, weight=weight)
         return call_torch_function(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
     dtype = float32_autocast_dtype(input) if is_any_autocast_enabled() else input.dtype
     if weight is not None:

@@ -4,10 +4,11 @@ from numbers import Integral
 from typing import Any
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
-from torch_aclnn_ops._checks import drop_in
+from torch_aclnn_ops._checks import describe, drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
+    check_tensors,
     is_ordinary,
     on_one_device,
     overrides_torch,
@@ -112,6 +113,9 @@ def embedding(
     Source: backward kernel aclnnEmbeddingDenseBackward.
     """
     if not _is_supported(input, weight, padding_idx, sparse):
+        check_tensors("embedding", input=input, weight=weight)
+        if padding_idx is not None and not isinstance(padding_idx, Integral):
+            raise TypeError(f"embedding: padding_idx must be None or an int, but it is {describe(padding_idx)}")
         return call_torch_function(
             _torch_embedding, input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )

@@ -6,7 +6,7 @@ from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeF
 from torch_aclnn_ops._checks import Reduction, drop_in
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
-from torch_aclnn_ops.functional._drop_in import call_torch_function
+from torch_aclnn_ops.functional._drop_in import call_torch_function, check_tensors
 from torch_aclnn_ops.functional._loss_function import (
     are_supported,
     broadcast,
@@ -101,6 +101,7 @@ def mse_loss(
         # PyTorch raises the errors for an invalid weight.
         is_supported = weight.size() == input.size() and (is_legacy or reduction in ("none", "mean", "sum"))
     if not is_supported:
+        check_tensors("mse_loss", ("weight",), input=input, target=target, weight=weight)
         return call_torch_function(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
     dtype = input.dtype
     are_alike = dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
