@@ -45,12 +45,6 @@ def _no_step(self, closure=None):
 
 FAULTS = {
     "a loss": (functional, "mse_loss", _wrong(functional.mse_loss), "mse_loss"),
-    "a gradient of a shard": (
-        ops,
-        "fused_linear_cross_entropy_loss_grad",
-        lambda *args: tuple(2 * one for one in ops.fused_linear_cross_entropy_loss_grad.run(*args)),
-        "raw operators",
-    ),
     "a step": (optim.FusedEmaAdam, "step", _no_step, "steps"),
     "an exception": (functional, "embedding", lambda *_: 1 / 0, "embedding"),
 }

@@ -252,21 +252,6 @@ class TestAdamW:
         with patch(adamw=True):
             assert torch.optim.AdamW([group]).param_groups[0][name] is True
 
-    @pytest.mark.parametrize(
-        "options, error, message",
-        [
-            ({"ema_decy": 0.9}, TypeError, r"unexpected option 'ema_decy'; accepted are bias_correction, .*maximize$"),
-            ({"unknown": 1}, TypeError, "unexpected option 'unknown'; accepted are bias_correction, .*maximize$"),
-            ({"lr": 0.1}, TypeError, "lr must not be given, because each AdamW"),
-            ({"fused": True}, TypeError, "fused must not be given, but it is True; leave it out"),
-            ({"ema_decay": 2}, ValueError, r"ema_decay must be in \[0, 1\], but it is 2$"),
-        ],
-        ids=str,
-    )
-    def test_an_invalid_mapping_raises_before_an_optimizer_is_made(self, options, error, message):
-        with pytest.raises(error, match=f"^patch: in adamw, {message}"):
-            patch(adamw=options)
-
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
     def test_a_copy_or_pickle_is_an_optimizer_of_the_package(self, clone):
         weight = torch.nn.Parameter(torch.ones(3))

@@ -1,7 +1,7 @@
 """Put the functions of this package, and its optimizer, in the place of torch's for a while."""
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -10,7 +10,6 @@ from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops._switch import Switch, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
-from torch_aclnn_ops.optim.options import LACKING, check_lacking, options_of
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -50,9 +49,8 @@ def patch(
         A :class:`Patch`, which is not yet on; its ``replaced`` lists the names that it replaces.
 
     Raises:
-        TypeError: An argument is not a bool, ``adamw`` is neither a bool nor a mapping, or it has a key that is no
-            keyword-only argument of FusedEmaAdam.
-        ValueError: An option in ``adamw`` is out of range.
+        TypeError: An argument is not a bool, or ``adamw`` is neither a bool nor a mapping. Options in the mapping are
+            checked when an optimizer is created.
 
     Example:
         >>> with patch(adamw=True) as patched:
@@ -63,7 +61,9 @@ def patch(
         >>> "torch.nn.functional.mse_loss" in patched.replaced
         True
     """
-    _check_known("patch() got an unexpected keyword argument", functions, [*DROP_INS, "adamw"])
+    for name in functions.keys() - DROP_INS.keys():
+        accepted = ", ".join(sorted([*DROP_INS, "adamw"]))
+        raise TypeError(f"patch() got an unexpected keyword argument {name!r}; accepted are {accepted}")
     wanted = {name: functions.get(name, True) for name in DROP_INS}
     for name, value in {**wanted, "adamw": isinstance(adamw, Mapping) or adamw}.items():
         if not isinstance(value, bool):
@@ -77,34 +77,8 @@ def patch(
     }
     if adamw is not False:
         options = dict(adamw) if isinstance(adamw, Mapping) else {}
-        _check_preset(options)
         replacements[_Place(torch.optim, "AdamW")] = type("AdamW", (_AdamW,), {"preset": options})
     return Patch(replacements)
-
-
-def _check_preset(options: dict[str, Any]) -> None:
-    """Raise for options of ``patch(adamw=...)`` that FusedEmaAdam does not accept, or that the program sets."""
-    options = {name: value for name, value in options.items() if name not in LACKING or value}
-    _, *parameters = inspect.signature(FusedEmaAdam).parameters.values()
-    of_adamw = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
-    defaults = {each.name: each.default for each in parameters}
-    try:
-        check_lacking(options)
-        for name in of_adamw:
-            if name in options:
-                raise TypeError(
-                    f"{name} must not be given, because each AdamW(...) sets it, but it is {options[name]!r}"
-                )
-        _check_known("unexpected option", options, defaults.keys() - of_adamw)
-        options_of({**defaults, **options})
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"patch: in adamw, {str(error).removeprefix('FusedEmaAdam: ')}") from None
-
-
-def _check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> None:
-    for name in names:
-        if name not in accepted:
-            raise TypeError(f"{what} {name!r}; accepted are {', '.join(sorted(accepted))}")
 
 
 class Patch(Switch):
