@@ -25,10 +25,6 @@ _TARGET = _c_program.PROJECT / "csrc" / "tests" / "fuzz"
 _FLOAT, _HALF, _INT32, _UINT8, _INT64, _BOOL, _COMPLEX64, _BF16 = 0, 1, 3, 4, 9, 12, 16, 27
 
 
-# The first code of ``Input::integer`` that means an extreme number.
-_EXTREMES = 240
-
-
 def _tensor(dtype: int, *shape: int) -> list[int]:
     """Return the bytes that mean a contiguous tensor; ``input.h`` and ``target.cpp`` say what bytes mean."""
     return [1, dtype + 1, len(shape), *map(_number, shape)]
@@ -100,15 +96,10 @@ def seeds() -> dict[str, bytes]:
         "aclnnInplaceCopy": (_tensor(_FLOAT, 2, 3), _tensor(_HALF, 2, 3)),
     }
     calls = {name: _call(name, *given[name]) if name in given else _simple_call(name) for name in operators()}
-    allocation, mapping, rows, identity = range(len(calls), len(calls) + 4)
     without_a_step = base64.b64decode("AAEBAgoKAQECCgoBAQIKCgEBAgoKAQECCgoBCgEI/zsCAgMECdkBAA==")
     return {
         **calls,
         "apply_fused_ema_adam_without_a_step": bytes(_begin("aclnnApplyFusedEmaAdam")) + without_a_step,
-        "allocation": bytes([0, allocation, 0, _number(32)]),
-        "mapping": bytes([0, mapping, _EXTREMES + 5, _number(0), 0, _EXTREMES + 4, _number(0)]),
-        "rows": bytes([0, rows, 0, 0, 1, _number(32), _number(32), _number(16), _number(3)]),
-        "identity": bytes([0, identity, 2, _number(3), _number(2), 0, 1, 4, *map(_number, (1, 1, 16, 16))]),
     }
 
 

@@ -8,7 +8,6 @@ repositories.
 
 import argparse
 import collections
-import json
 import os
 import re
 import subprocess
@@ -17,7 +16,7 @@ import tempfile
 import xml.etree.ElementTree
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # Of a function, or of an argument of it.
@@ -112,7 +111,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="time limit of a file (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at once (default: one for each core)")
     parser.add_argument("--soc", help="the simulated chip, as python -m host_npu takes it")
-    parser.add_argument("--json", type=Path, help="also write the results there")
     arguments = parser.parse_args()
     files = sorted(arguments.folder.rglob(arguments.pattern))
     if not files:
@@ -121,8 +119,6 @@ def main() -> int:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         results = list(pool.map(lambda file: run(file, arguments.folder, arguments.seconds, options), files))
     print(table(results))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
     return int(any(result.ended for result in results))
 
 
