@@ -35,24 +35,26 @@ def _inputs(heads_of_keys: int, dtype: torch.dtype = torch.float16, queries: int
     return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
 
 
-def _prompt(*inputs: Tensor, **options) -> tuple[Tensor, None]:
-    return torch_npu.npu_prompt_flash_attention(*inputs, num_heads=_HEADS, scale_value=_SCALE, **options), None
+def _moved(values: dict[str, object]) -> dict[str, object]:
+    return {name: value.npu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
-def _fused(*inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
-    return torch_npu.npu_fused_infer_attention_score(
-        *inputs, num_heads=_HEADS, scale=_SCALE, softmax_lse_flag=True, **options
-    )
+def _prompt(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, None]:
+    options = _moved({"num_heads": _HEADS, "scale_value": _SCALE, "input_layout": input_layout} | options)
+    return torch_npu.npu_prompt_flash_attention(*[each.npu() for each in inputs], **options), None
 
 
-def _fused_v2(*inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
+def _fused(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, Tensor]:
+    options = _moved({"num_heads": _HEADS, "scale": _SCALE, "input_layout": input_layout} | options)
+    return torch_npu.npu_fused_infer_attention_score(*[each.npu() for each in inputs], softmax_lse_flag=True, **options)
+
+
+def _fused_v2(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, Tensor]:
     names = {"actual_seq_lengths": "actual_seq_qlen", "actual_seq_lengths_kv": "actual_seq_kvlen"}
+    options = {names.get(name, name): value for name, value in options.items()}
+    options = _moved({"num_query_heads": _HEADS, "softmax_scale": _SCALE, "input_layout": input_layout} | options)
     return torch_npu.npu_fused_infer_attention_score_v2(
-        *inputs,
-        num_query_heads=_HEADS,
-        softmax_scale=_SCALE,
-        return_softmax_lse=True,
-        **{names.get(name, name): value for name, value in options.items()},
+        *[each.npu() for each in inputs], return_softmax_lse=True, **options
     )
 
 
@@ -79,14 +81,14 @@ def test_each_layout_takes_shared_heads(operator, layout, heads_of_keys):
 @_OF_MANY
 def test_a_result_may_have_another_layout(operator):
     inputs = _inputs(4)
-    result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD_BSND")
+    result, _ = operator(*inputs, input_layout="BNSD_BSND")
     assert_near(result, _attention(*[each.double() for each in inputs])[0].transpose(1, 2))
 
 
 @_OF_MANY
 def test_one_batch_needs_no_dimension(operator):
     inputs = [each[0] for each in _inputs(4)]
-    result, _ = operator(*[each.npu() for each in inputs], input_layout="NSD")
+    result, _ = operator(*inputs, input_layout="NSD")
     assert_near(result, _attention(*[each.double() for each in inputs])[0])
 
 
@@ -94,7 +96,7 @@ def test_one_batch_needs_no_dimension(operator):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_results_round_once(operator, dtype):
     inputs = _inputs(4, dtype)
-    result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD")
+    result, _ = operator(*inputs)
     assert_near(result, _attention(*[each.double() for each in inputs])[0])
 
 
@@ -107,10 +109,9 @@ def test_what_is_past_the_lengths_is_left_out(operator, mode):
         _TRIANGLE if mode == 3 else torch.stack([torch.arange(_KEYS).expand(_QUERIES, -1) % 4 == at for at in (1, 2)])
     )
     result, _ = operator(
-        *[each.npu() for each in inputs],
-        input_layout="BNSD",
+        *inputs,
         num_key_value_heads=2,
-        atten_mask=mask.npu(),
+        atten_mask=mask,
         sparse_mode=mode,
         actual_seq_lengths=[3, 6],
         actual_seq_lengths_kv=[9, 7],
@@ -128,7 +129,7 @@ def test_what_is_past_the_lengths_is_left_out(operator, mode):
 def test_pse_is_added_after_the_scale(operator):
     inputs = _inputs(4)
     pse = torch.randn(1, _HEADS, _QUERIES, _KEYS).half()
-    result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD", pse_shift=pse.npu())
+    result, _ = operator(*inputs, pse_shift=pse)
     query, key, value = (each.double() for each in inputs)
     assert_near(result, (query @ key.mT * _SCALE + pse).softmax(-1) @ value)
 
@@ -146,7 +147,7 @@ def test_packed_sequences_attend_to_themselves_only(operator, mode, lengths):
         *[each.npu() for each in (query, key, value)],
         input_layout="TND",
         num_key_value_heads=2,
-        atten_mask=_TRIANGLE.npu() if mode else None,
+        atten_mask=_TRIANGLE if mode else None,
         sparse_mode=mode,
         actual_seq_lengths=torch.tensor(queries).cumsum(0).tolist(),
         actual_seq_lengths_kv=torch.tensor(keys).cumsum(0).tolist(),
@@ -197,9 +198,8 @@ def test_a_block_table_says_where_keys_are(operator, form, queries):
     result, _ = operator(
         inputs[0].npu(),
         *[_blocks(each, table, form).npu() for each in inputs[1:]],
-        input_layout="BNSD",
         num_key_value_heads=2,
-        block_table=table.npu(),
+        block_table=table,
         block_size=4,
         actual_seq_lengths_kv=[9, 6],
     )
@@ -217,9 +217,9 @@ def test_packed_queries_take_a_block_table_with_a_length_each(operator):
         *[_blocks(each, table, "heads joined").npu() for each in inputs[1:]],
         input_layout="TND",
         num_key_value_heads=2,
-        block_table=table.npu(),
+        block_table=table,
         block_size=4,
-        atten_mask=_TRIANGLE.npu(),
+        atten_mask=_TRIANGLE,
         sparse_mode=3,
         actual_seq_lengths=[1, 7],
         actual_seq_lengths_kv=[9, 7],
@@ -235,13 +235,7 @@ def test_packed_queries_take_a_block_table_with_a_length_each(operator):
 def test_rope_adds_a_product_of_its_own(operator):
     inputs = _inputs(2)
     ropes = [torch.randn(*each.shape[:3], 64).half() for each in inputs[:2]]
-    result, _ = operator(
-        *[each.npu() for each in inputs],
-        input_layout="BNSD",
-        num_key_value_heads=2,
-        query_rope=ropes[0].npu(),
-        key_rope=ropes[1].npu(),
-    )
+    result, _ = operator(*inputs, num_key_value_heads=2, query_rope=ropes[0], key_rope=ropes[1])
     query, key = (torch.cat(pair, -1).double() for pair in zip(inputs, ropes, strict=False))
     assert_near(result, _attention(query, key, inputs[2].double())[0])
 
@@ -268,25 +262,18 @@ def test_an_increment_is_one_query_with_the_lengths_of_its_keys(layout):
 @_FUSED
 def test_a_band_does_not_concern_a_single_query(operator):
     inputs, mask = _inputs(2, queries=1), torch.arange(_KEYS).expand(2, 1, -1) == 3
-    result, _ = operator(
-        *[each.npu() for each in inputs],
-        input_layout="BNSD",
-        num_key_value_heads=2,
-        atten_mask=mask.npu(),
-        pre_tokens=2,
-        next_tokens=0,
-    )
+    result, _ = operator(*inputs, num_key_value_heads=2, atten_mask=mask, pre_tokens=2, next_tokens=0)
     assert_near(result, _attention(*[each.double() for each in inputs], mask[:, None])[0])
     with pytest.raises(RuntimeError, match="no sparse mode 2 of a single query, which CANN ignores: use 0"):
-        operator(*[each.npu() for each in inputs], input_layout="BNSD", atten_mask=_TRIANGLE.npu(), sparse_mode=2)
+        operator(*inputs, atten_mask=_TRIANGLE, sparse_mode=2)
 
 
 @_FUSED
 def test_heads_of_several_queries_are_multiples_of_16(operator):
     query, keys = torch.randn(2, _HEADS, 3, 24).half(), torch.randn(2, _HEADS, _KEYS, 24).half()
     with pytest.raises(RuntimeError, match=r"query of shape \[2, 4, 3, 24\] has heads of 24 elements; CANN takes mul"):
-        operator(*[each.npu() for each in (query, keys, keys)], input_layout="BNSD")
-    result, _ = operator(*[each.npu() for each in (query[:, :, :1], keys, keys)], input_layout="BNSD")
+        operator(query, keys, keys)
+    result, _ = operator(*[each.npu() for each in (query[:, :, :1], keys, keys)])
     assert result.shape == (2, _HEADS, 1, 24)
 
 
@@ -294,8 +281,8 @@ def test_heads_of_several_queries_are_multiples_of_16(operator):
 def test_the_sparse_mode_of_one_query_has_no_effect_without_a_mask(operator):
     query, keys = torch.randn(2, _HEADS, 1, 16).half(), torch.randn(2, _HEADS, _KEYS, 16).half()
     inputs = [each.npu() for each in (query, keys, keys)]
-    expected, _ = operator(*inputs, input_layout="BNSD")
-    result, _ = operator(*inputs, input_layout="BNSD", sparse_mode=3)
+    expected, _ = operator(*inputs)
+    result, _ = operator(*inputs, sparse_mode=3)
     assert result.equal(expected)
 
 
@@ -344,7 +331,6 @@ def test_the_size_of_blocks_is_that_of_the_cache(operator, block_size):
     with pytest.raises(RuntimeError, match=sentence):
         operator(
             *(query, key, value),
-            input_layout="BNSD",
             num_key_value_heads=2,
             block_table=torch.zeros(2, 3, dtype=torch.int32, device="npu"),
             block_size=block_size,
