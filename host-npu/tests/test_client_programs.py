@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.client_programs import CLIENTS, Client, difference, page, run
+from tests.client_programs import CLIENTS, Client, Result, difference, page, run
 
 _PAGE = Path(__file__).with_name("client_programs.md")
 
@@ -24,12 +24,12 @@ def test_losses_are_those_of_the_cpu(found, expected, problem):
 
 
 def test_a_client_says_its_losses_or_its_error():
-    client = Client("a loss", "pytest", "-c \"print('loss 2')\"", '-c "raise ValueError(1)"')
+    client = Client("a loss", "pytest", '-c "raise ValueError(1)"', "-c pass")
     assert run(client).problem == "status 1: ValueError: 1"
 
 
 def test_the_page_has_a_line_for_each_client():
-    written = page([run(Client("its own test", "pytest", "-c pass"))])
+    written = page([Result(Client("its own test", "pytest", "-c pass"), 2.0, "")])
     assert f"\n| pytest | {pytest.__version__} | its own test | `-c pass` | its own test |" in written
 
 
