@@ -1,7 +1,6 @@
 """Averages of a module's buffers, such as the statistics of batch norm."""
 
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -80,14 +79,13 @@ class EmaBuffers:
             state["ema_params"].copy_(buffer)
 
     def copies(self) -> list["CopiedBuffer"]:
-        """Return copies of all buffers for a swap."""
-        module, all_names = self.module, defaultdict(list)
-        for name, buffer in () if module is None else module.named_buffers(remove_duplicate=False):
-            all_names[buffer].append(name)
+        """Return copies of all buffers for a swap, one for each module that has them."""
+        states = self.states() if self.averages else {}
         return [
-            CopiedBuffer(module, names, buffer, buffer.detach().clone(), self.averages.get(names[0]))
-            for buffer, names in all_names.items()
-            if module is not None and _is_writable(buffer)
+            CopiedBuffer(owner, name, buffer, buffer.detach().clone(), states.get(buffer, {}).get("ema_params"))
+            for owner in (() if self.module is None else self.module.modules())
+            for name, buffer in owner.named_buffers(recurse=False)
+            if _is_writable(buffer)
         ]
 
     def loaded(self, saved: Mapping[str, Tensor]) -> "EmaBuffers":
@@ -132,8 +130,8 @@ def _is_writable(buffer: Tensor) -> bool:
 class CopiedBuffer(NamedTuple):
     """A buffer and its values before a swap, in which it may be converted or replaced."""
 
-    module: nn.Module
-    names: list[str]  # several if modules share it
+    owner: nn.Module
+    name: str
     buffer: Tensor
     values: Tensor
     average: Tensor | None
@@ -146,8 +144,6 @@ class CopiedBuffer(NamedTuple):
     def restore(self) -> None:
         """Give the module its buffer back, on the device to which it may have been moved."""
         self.buffer.detach().copy_(self.values)
-        for path, _, name in (each.rpartition(".") for each in self.names):
-            owner = self.module.get_submodule(path)
-            current = getattr(owner, name)
-            if current is not self.buffer:
-                setattr(owner, name, self.buffer if current is None else self.buffer.to(current.device))
+        current = getattr(self.owner, self.name)
+        if current is not self.buffer:
+            setattr(self.owner, self.name, self.buffer if current is None else self.buffer.to(current.device))

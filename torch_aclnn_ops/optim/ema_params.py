@@ -74,7 +74,7 @@ class EmaOptimizer(Optimizer):
             RuntimeError: This is called inside another ``swap_ema_params`` of the same optimizer, or inside a forward
                 or backward pass of FSDP; ``model`` lacks parameters of ``FullyShardedDataParallel`` that this optimizer
                 has. On exit: the block changed parameters that have no EMA weights; it converted sharded parameters to
-                another dtype, to which their weights are then rounded; or a device failed.
+                another dtype, to which their weights are then rounded; or weights cannot be restored.
             TypeError: ``model`` is not a :class:`torch.nn.Module`.
 
         Example:

@@ -118,7 +118,7 @@ class Swap(AbstractContextManager[None]):
             param: partial(restore_dtype, param, weights) for param, weights in self._others
         }
         writes.update({entry.param: partial(_restore, entry.param, entry.weights) for entry in self._entries})
-        writes.update({copied.buffer: copied.restore for copied in self._buffers})
+        writes.update({copied.values: copied.restore for copied in self._buffers})
         try:
             try:
                 lost = _try_all(writes)
@@ -137,7 +137,7 @@ class Swap(AbstractContextManager[None]):
     def _names_of(self, tensors: Collection[Tensor]) -> str:
         params = describe_params(self._optimizer, tensors)
         names = [f"the weights of parameters {params}"] if params else []
-        names += [f"buffer {copied.names[0]!r}" for copied in self._buffers if copied.buffer in tensors]
+        names += [f"buffer {copied.name!r}" for copied in self._buffers if copied.values in tensors]
         return ", ".join(names)
 
     def _publish_writes(self) -> None:
