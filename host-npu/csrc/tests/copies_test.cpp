@@ -121,24 +121,6 @@ const Case pageable{
         expect_bytes(here, counting(4), "what was copied to the host");
     }};
 
-const Case page_locked{
-    "copies/of_page_locked_memory_are_done_when_the_stream_is", [] {
-        const Memory memory(4);
-        const Stream stream;
-        memory.upload(counting(4));
-        void* locked = nullptr;
-        expect_equal(aclrtMallocHost(&locked, 4), 0, "the status of the allocation");
-        auto* const bytes = static_cast<std::uint8_t*>(locked);
-        std::fill_n(bytes, 4, std::uint8_t{9});
-        delay(stream);
-        expect_equal(aclrtMemcpyAsync(locked, 4, memory.address(), 4, ACL_MEMCPY_DEVICE_TO_HOST, stream.handle), 0,
-                     "the status of the copy");
-        expect_bytes({bytes, bytes + 4}, Bytes(4, 9), "the memory before the synchronisation");
-        expect_equal(stream.wait(), 0, "the synchronisation's status");
-        expect_bytes({bytes, bytes + 4}, counting(4), "the memory after it");
-        expect_equal(aclrtFreeHost(locked), 0, "the status of the release");
-    }};
-
 const Case fills{"copies/fills", [] {
                      const Memory memory(4);
                      const Stream stream;

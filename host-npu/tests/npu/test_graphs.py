@@ -254,31 +254,6 @@ def test_graphed_callables_have_the_results_and_gradients_of_the_module():
             assert torch.equal(one.grad, other.grad)
 
 
-def _attention_step(x: Tensor) -> Tensor:
-    return torch_npu.npu_fusion_attention(x, x, x, 2, "BNSD", scale=0.5)[0]
-
-
-def _loss_step(x: Tensor) -> Tensor:
-    return F.mse_loss(torch_npu.npu_rms_norm(x, x.new_ones(8))[0], x.detach() * 2)
-
-
-@pytest.mark.parametrize("forward", [_attention_step, _loss_step, torch_npu.npu_swiglu])
-def test_fused_operators_are_captured_forward_and_backward(forward):
-    x = torch.randn(1, 2, 4, 8, device="npu", requires_grad=True)
-
-    def step() -> tuple[Tensor, Tensor]:
-        result = forward(x)
-        return result.detach(), torch.autograd.grad(result.square().sum(), x)[0]
-
-    graph, results = captured(step)
-    for _ in range(2):
-        with torch.no_grad():
-            x.copy_(torch.randn(1, 2, 4, 8))
-        graph.replay()
-        for actual, expected in zip(results, step(), strict=True):
-            assert torch.equal(actual, expected)
-
-
 # Random numbers.
 
 
