@@ -183,6 +183,22 @@ def test_a_state_that_is_deleted_does_not_count_steps_of_others():
     assert_all_equal(*emas)
 
 
+def test_parameters_that_share_a_gradient_have_views_of_their_own():
+    flat, plain = both()
+    for model, optimizer in (flat, plain):
+        for _ in range(2):
+            for weight in model.parameters():
+                weight.grad = None
+            shared = torch.ones(4, 3)
+            same_shape = [weight for weight in model.parameters() if weight.shape == shared.shape]
+            for weight in same_shape:
+                weight.grad = shared
+            optimizer.step()
+    assert_same(flat, plain)
+    grads = [weight.grad for weight in flat[0].parameters() if weight.grad is not None]
+    assert grads and len({grad.data_ptr() for grad in grads}) == len(grads)
+
+
 def test_a_tensor_over_the_memory_of_a_flattened_parameter_does_not_follow_it():
     weight = nn.Parameter(torch.ones(4))
     alias = weight.detach()
