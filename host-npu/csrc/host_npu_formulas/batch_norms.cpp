@@ -71,9 +71,9 @@ const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stat
 };
 
 // Each rank's rows are sums and sums of squares.
-void gather_sums(const Tensor& sums, const Tensor& squares, const IntegerTensor& counts, const Out& running_mean,
+void gather_sums(const Tensor& sums, const Tensor& squares, const AnyTensor& counts, const Out& running_mean,
                  const Out& running_variance, float momentum, float epsilon, const Out& mean, const Out& invstd) {
-    const auto count = counts.sum().to(at::kFloat);
+    const auto count = counts.to(at::kDouble).sum().to(at::kFloat);
     const auto together = sums.sum(0) / count;
     const auto variance = squares.sum(0) / count - together.square();
     mean = together;

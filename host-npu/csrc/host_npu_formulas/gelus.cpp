@@ -34,14 +34,6 @@ std::string approximation(std::int64_t number) {
     return number == 0 ? "none" : "tanh";
 }
 
-// CANN's first version of GELU is the approximation by tanh.
-void plain_gelu(const Tensor& x, const Out& out) { out = at::gelu(x, "tanh"); }
-const Formula<"aclnnGelu", plain_gelu> gelu_of{{"self", kFloats, "...x"}, {"out", as("self"), "...x"}};
-
-void plain_gelu_grad(const Tensor& grad, const Tensor& x, const Out& out) { out = at::gelu_backward(grad, x, "tanh"); }
-const Formula<"aclnnGeluBackward", plain_gelu_grad> gelu_derivative{
-    {"gradOutput", kFloats}, {"self", kFloats}, {"gradInput", kFloats}};
-
 void gelu(const Tensor& x, std::int64_t approximate, const Out& out) { out = at::gelu(x, approximation(approximate)); }
 const Formula<"aclnnGeluV2", gelu> gelu_forward{
     {"x", kFloats, "...x"},

@@ -1,10 +1,8 @@
 // Products of matrices with more around them.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -39,22 +37,6 @@ void require_gate(const std::string& name, bool has_experts, at::ScalarType dtyp
                 has_experts ? "experts" : "no experts", ", dtype ", name_of(dtype), " and innerPrecise ", precise,
                 "; CANN takes gates without experts, in float16 and with innerPrecise 1");
 }
-
-// npu_linear and npu_attn_softmax_backward_ call these. What the cube computes with is a matter of speed here.
-void matmul(const Tensor& x, const Tensor& y, const Out& out, std::int8_t) { out = at::matmul(x, y); }
-const Formula<"aclnnMatmul", matmul> matrices;
-
-void mm(const Tensor& x, const Tensor& y, const Out& out, std::int8_t) {
-    TORCH_CHECK(x.dim() == 2 && y.dim() == 2, "matrices of ", x.dim(), " and ", y.dim(), " dimensions instead of 2");
-    out = at::matmul(x, y);
-}
-const Formula<"aclnnMm", mm> two_matrices;
-
-void addmm(const Tensor& added, const Tensor& x, const Tensor& y, const Number& beta, const Number& alpha,
-           const Out& out, std::int8_t) {
-    out = at::addmm(added, x, y, beta.value, alpha.value);
-}
-const Formula<"aclnnAddmm", addmm> added_matrices;
 
 // Two layers, for each expert with its own matrices for its own rows.
 void ffn(const Tensor& x, const Tensor& weight1, const Tensor& weight2, const Sizes& tokens,

@@ -1,16 +1,51 @@
-// Operators of PyTorch that functions of torch_npu's own call by their names in CANN.
+// Products, softmax, sums and losses of PyTorch under their names in CANN.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/_softmax_backward_data.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/binary_cross_entropy_with_logits.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/l1_loss.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mean.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
 namespace {
+
+using Ints = std::vector<std::int64_t>;
+
+// What the cube computes with is a matter of speed here.
+void matmul(const Tensor& x, const Tensor& y, const Out& out, std::int8_t) { out = at::matmul(x, y); }
+const Formula<"aclnnMatmul", matmul> matrices;
+
+void mm(const Tensor& x, const Tensor& y, const Out& out, std::int8_t) {
+    TORCH_CHECK(x.dim() == 2 && y.dim() == 2, "matrices of ", x.dim(), " and ", y.dim(), " dimensions instead of 2");
+    out = at::matmul(x, y);
+}
+const Formula<"aclnnMm", mm> two_matrices;
+
+void batch_matmul(const Tensor& x, const Tensor& y, const Out& out, std::int8_t) {
+    TORCH_CHECK(x.dim() == 3 && y.dim() == 3, "batches of ", x.dim(), " and ", y.dim(), " dimensions instead of 3");
+    out = at::matmul(x, y);
+}
+const Formula<"aclnnBatchMatMul", batch_matmul> batches_of_matrices;
+
+void addmm(const Tensor& added, const Tensor& x, const Tensor& y, const Number& beta, const Number& alpha,
+           const Out& out, std::int8_t) {
+    out = at::addmm(added, x, y, beta.value, alpha.value);
+}
+const Formula<"aclnnAddmm", addmm> added_matrices;
 
 void softmax(const Tensor& x, std::int64_t dim, const Out& out) { out = at::softmax(x, dim); }
 const Formula<"aclnnSoftmax", softmax> softmax_of;
@@ -19,6 +54,41 @@ void softmax_grad(const Tensor& grad, const Tensor& y, std::int64_t dim, const O
     out = at::_softmax_backward_data(grad, y, dim, at::kFloat);
 }
 const Formula<"aclnnSoftmaxBackward", softmax_grad> softmax_derivative;
+
+void log_softmax(const Tensor& x, std::int64_t dim, const Out& out) { out = at::log_softmax(x, dim); }
+const Formula<"aclnnLogSoftmax", log_softmax> log_softmax_of;
+
+void log_softmax_grad(const Tensor& grad, const Tensor& y, std::int64_t dim, const Out& out) {
+    out = at::_log_softmax_backward_data(grad, y, dim, at::kFloat);
+}
+const Formula<"aclnnLogSoftmaxBackward", log_softmax_grad> log_softmax_derivative;
+
+// The dtype is that of the output.
+void reduce_sum(const AnyTensor& x, const Ints& dims, bool keeps, std::int32_t, const Out& out) {
+    out = at::sum(x.is_floating_point() ? widened(x) : Tensor(x), dims, keeps);
+}
+const Formula<"aclnnReduceSum", reduce_sum> sum_of;
+
+void mean(const AnyTensor& x, const Ints& dims, bool keeps, std::int32_t, const Out& out) {
+    TORCH_CHECK(!x.is_complex(), "the host NPU computes no mean of ", x.scalar_type());
+    out = at::mean(widened(x), dims, keeps);
+}
+const Formula<"aclnnMean", mean> mean_of;
+
+void cumsum(const AnyTensor& x, std::int64_t dim, std::int32_t, const Out& out) {
+    out = at::cumsum(x.is_floating_point() ? widened(x) : Tensor(x), dim);
+}
+const Formula<"aclnnCumsum", cumsum> running_sum;
+
+void cat(const std::vector<AnyTensor>& tensors, std::int64_t dim, const Out& out) {
+    out = at::cat(std::vector<Tensor>(tensors.begin(), tensors.end()), dim);
+}
+const Formula<"aclnnCat", cat> one_after_the_other;
+
+void index_select(const AnyTensor& x, std::int64_t dim, const IntegerTensor& index, const Out& out) {
+    out = at::index_select(x, dim, index);
+}
+const Formula<"aclnnIndexSelect", index_select> rows_of_indices;
 
 void index_add(const Tensor& x, std::int64_t dim, const IntegerTensor& index, const Tensor& source, const Number& alpha,
                std::int64_t, const Out& out) {
@@ -41,6 +111,12 @@ void repeat_interleave_grad(const Tensor& grad, const IntegerTensor& repeats, st
     out = zeros.index_add(dim, sources, grad);
 }
 const Formula<"aclnnRepeatInterleaveGrad", repeat_interleave_grad> sums_of_repeats;
+
+void bce_with_logits(const Tensor& x, const Tensor& target, const OptionalTensor& weight,
+                     const OptionalTensor& pos_weight, std::int64_t reduction, const Out& out) {
+    out = at::binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction);
+}
+const Formula<"aclnnBinaryCrossEntropyWithLogits", bce_with_logits> cross_entropy_of_logits;
 
 // What a mean divides by.
 double divisor(const Tensor& each, std::int64_t reduction) {
@@ -74,6 +150,11 @@ void kl_div_target_grad(const Tensor& grad, const Tensor& x, const Tensor& targe
     out = inside * grad / divisor(inside, reduction);
 }
 const Formula<"aclnnKlDivTargetBackward", kl_div_target_grad> divergence_derivative_of_target;
+
+void l1_loss(const Tensor& x, const Tensor& target, std::int64_t reduction, const Out& out) {
+    out = at::l1_loss(x, target, reduction);
+}
+const Formula<"aclnnL1Loss", l1_loss> absolute_error;
 
 void l1_loss_grad(const Tensor& grad, const Tensor& x, const Tensor& target, std::int64_t reduction, const Out& out) {
     const auto each = (x - target).sign() * grad;

@@ -1,0 +1,134 @@
+// Operators of PyTorch under their names in CANN, for programs that call CANN themselves. torch_npu's own operators of
+// these names do not come here: host_npu_aten/ computes them.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/ceil.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/erf.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/reciprocal.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sigmoid_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/sqrt.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/where.h>
+
+#include <cmath>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+template <Tensor (*function)(const Tensor&)>
+void unary(const AnyTensor& x, const Out& out) {
+    out = function(x);
+}
+const Formula<"aclnnAbs", unary<at::abs>> absolute;
+const Formula<"aclnnCeil", unary<at::ceil>> ceiling;
+const Formula<"aclnnCos", unary<at::cos>> cosine;
+const Formula<"aclnnErf", unary<at::erf>> error_function;
+const Formula<"aclnnExp", unary<at::exp>> exponential;
+const Formula<"aclnnFloor", unary<at::floor>> floor_of;
+const Formula<"aclnnLog", unary<at::log>> logarithm;
+const Formula<"aclnnNeg", unary<at::neg>> negative;
+const Formula<"aclnnReciprocal", unary<at::reciprocal>> inverse;
+const Formula<"aclnnRelu", unary<at::relu>> relu;
+const Formula<"aclnnRsqrt", unary<at::rsqrt>> inverse_root;
+const Formula<"aclnnSigmoid", unary<at::sigmoid>> sigmoid;
+const Formula<"aclnnSilu", unary<at::silu>> silu;
+const Formula<"aclnnSin", unary<at::sin>> sine;
+const Formula<"aclnnSqrt", unary<at::sqrt>> root;
+const Formula<"aclnnTanh", unary<at::tanh>> tangent;
+
+template <Tensor (*function)(const Tensor&, const Tensor&)>
+void binary(const AnyTensor& x, const AnyTensor& y, const Out& out) {
+    out = function(x, y);
+}
+const Formula<"aclnnMul", binary<at::mul>> product;
+const Formula<"aclnnDiv", binary<at::div>> quotient;
+const Formula<"aclnnMaximum", binary<at::maximum>> larger;
+const Formula<"aclnnMinimum", binary<at::minimum>> smaller;
+const Formula<"aclnnPowTensorTensor", binary<at::pow>> power;
+// Their arguments are the gradient and the result of the forward pass.
+const Formula<"aclnnSigmoidBackward", binary<at::sigmoid_backward>> sigmoid_derivative;
+const Formula<"aclnnTanhBackward", binary<at::tanh_backward>> tangent_derivative;
+// Its arguments are the gradient and the input of the forward pass.
+const Formula<"aclnnSiluBackward", binary<at::silu_backward>> silu_derivative;
+
+// CANN's first version of GELU is the approximation by tanh.
+void plain_gelu(const Tensor& x, const Out& out) { out = at::gelu(x, "tanh"); }
+const Formula<"aclnnGelu", plain_gelu> gelu_of{{"self", kFloats, "...x"}, {"out", as("self"), "...x"}};
+
+void plain_gelu_grad(const Tensor& grad, const Tensor& x, const Out& out) { out = at::gelu_backward(grad, x, "tanh"); }
+const Formula<"aclnnGeluBackward", plain_gelu_grad> gelu_derivative{
+    {"gradOutput", kFloats}, {"self", kFloats}, {"gradInput", kFloats}};
+
+// A number of the tensor's own kind, so that integers stay integers.
+at::Scalar number_for(const Tensor& x, const Number& number) {
+    if (!x.is_floating_point() && number.value == std::floor(number.value)) {
+        return at::Scalar(static_cast<std::int64_t>(number.value));
+    }
+    return at::Scalar(number.value);
+}
+
+void add(const AnyTensor& x, const AnyTensor& y, const Number& alpha, const Out& out) {
+    out = at::add(x, y, number_for(y, alpha));
+}
+const Formula<"aclnnAdd", add> sum_of_two;
+
+void subtract(const AnyTensor& x, const AnyTensor& y, const Number& alpha, const Out& out) {
+    out = at::sub(x, y, number_for(y, alpha));
+}
+const Formula<"aclnnSub", subtract> difference;
+
+void add_number(const AnyTensor& x, const Number& y, const Number& alpha, const Out& out) {
+    out = at::add(x, number_for(x, {y.value * alpha.value}));
+}
+const Formula<"aclnnAdds", add_number> sum_with_number;
+
+void subtract_number(const AnyTensor& x, const Number& y, const Number& alpha, const Out& out) {
+    out = at::sub(x, number_for(x, {y.value * alpha.value}));
+}
+const Formula<"aclnnSubs", subtract_number> difference_from_number;
+
+void multiply_number(const AnyTensor& x, const Number& y, const Out& out) { out = at::mul(x, number_for(x, y)); }
+const Formula<"aclnnMuls", multiply_number> product_with_number;
+
+void divide_number(const AnyTensor& x, const Number& y, const Out& out) { out = at::div(x, number_for(x, y)); }
+const Formula<"aclnnDivs", divide_number> quotient_by_number;
+
+void power_of_number(const AnyTensor& x, const Number& y, const Out& out) { out = at::pow(x, number_for(x, y)); }
+const Formula<"aclnnPowTensorScalar", power_of_number> power_by_number;
+
+void clamp(const AnyTensor& x, const Number& least, const Number& most, const Out& out) {
+    out = at::clamp(x, number_for(x, least), number_for(x, most));
+}
+const Formula<"aclnnClamp", clamp> between;
+
+void choose(const IntegerTensor& condition, const AnyTensor& x, const AnyTensor& y, const Out& out) {
+    out = at::where(condition.to(at::kBool), x, y);
+}
+const Formula<"aclnnSWhere", choose> one_of_two;
+
+}  // namespace
+}  // namespace host_npu
