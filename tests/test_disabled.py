@@ -116,8 +116,8 @@ def test_the_doctor_says_that_the_package_is_disabled_and_how_to_enable_it(monke
 
 
 def test_a_wrong_argument_raises_the_error_of_torch():
-    # Before 2.13 torch has no such function, and the package's own composition takes its place.
-    sentence = "last dimensions" if hasattr(F, "linear_cross_entropy") else "must have shape"
+    # Before 2.13 torch has no such function; linear and cross_entropy take its place.
+    sentence = "last dimensions" if hasattr(F, "linear_cross_entropy") else "cannot be multiplied"
     with disabled(), pytest.raises(RuntimeError, match=sentence):
         functional.linear_cross_entropy(INPUT, INPUT[:, :2], CLASSES)
 
