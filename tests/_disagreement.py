@@ -156,10 +156,10 @@ def _agreeing(rank, device):
     return arguments.change(input=arguments.input * (1 + 2.0**-7 * (rank == 1))).result()
 
 
-def _head_of_zeros(rank, device):
-    """Return the results of shards that are the same, because all weights are 0."""
+def _constant_head(rank, device):
+    """Return the results of shards that are the same, because all weights are."""
     half = CLASSES // 2
-    return Arguments(rank, device).change(head=torch.zeros(half, FEATURES), vocab_sizes=(half, half)).result()
+    return Arguments(rank, device).change(head=torch.full((half, FEATURES), 0.5), vocab_sizes=(half, half)).result()
 
 
 def _fsdp2(rank, device, make_head):
@@ -197,7 +197,7 @@ def results(device):
     }
     cases |= {f"head: {name}": lambda make=make: _fsdp2(rank, device, make) for name, make in HEADS.items()}
     cases["agreeing"] = lambda: _agreeing(rank, device)
-    cases["head of zeros"] = lambda: _head_of_zeros(rank, device)
+    cases["constant head"] = lambda: _constant_head(rank, device)
     return results_of(cases.items())
 
 

@@ -62,7 +62,8 @@ def summarize(
 ) -> Summary:
     """Return the summary of a call that a rank sends.
 
-    The shard of the head must not be the same on all ranks, but for zeros. ``sizes`` are the ranks' numbers of classes.
+    The shard of the head must not be the same on all ranks, unless it is constant. ``sizes`` are the ranks' numbers of
+    classes.
     """
     of_call = -(-len(call) // _GROUP)
     kinds = [*[_SAME] * of_call, _SAME, _ROUNDED, _DIFFERENT]
@@ -76,7 +77,7 @@ def summarize(
     groups = (
         zeros[:0] if target is None else _fingerprint(target, dtype),
         input.detach()[:: max(input.shape[0] - 1, 1), :_FEATURES].to(dtype).reshape(-1),
-        _some_of(shard.detach()).to(dtype).reshape(-1) if are_comparable else zeros[:0],
+        _some_of(shard.detach(), dtype) if are_comparable else zeros[:0],
     )
     padded = [part for group in groups for part in (group, zeros[group.shape[0] :])]
     return Summary([same, *padded], signs.unflatten(0, (2, 1, -1, 1)), factors)
@@ -87,10 +88,11 @@ def _fingerprint(target: Tensor, dtype: torch.dtype) -> Tensor:
     return target.detach().cumsum(0).sum().reshape(1).view(torch.uint8).to(dtype)
 
 
-def _some_of(rows: Tensor) -> Tensor:
-    """Return features of rows up to the last one, at the same distance, so that they are a view."""
+def _some_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return features of rows up to the last one, at the same distance, minus one of them: zeros of constant rows."""
     step = max((rows.shape[0] - 1) // (_PLACES - 1), 1)
-    return rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES]
+    features = rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES].to(dtype)
+    return (features - features[:1, :1]).reshape(-1)
 
 
 def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
