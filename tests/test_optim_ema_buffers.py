@@ -197,13 +197,15 @@ def test_with_fully_shard_they_are_in_full_state_dicts_but_not_in_those_of_distr
         (True, {"mean": torch.ones(3)}),
         (True, {MEAN: torch.ones(3), VAR: torch.ones(2)}),
         (False, {MEAN: torch.ones(3)}),
+        (True, {MEAN: torch.ones(3), VAR: 1}),
+        (True, [torch.ones(3), torch.ones(3)]),
     ],
-    ids=["names", "shapes", "without the argument"],
+    ids=["names", "shapes", "without the argument", "a number", "a list"],
 )
 def test_averages_of_other_buffers_are_refused(buffers, saved):
     model, optimizer = trained(**({} if buffers else {"ema_buffers": None}))
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match="ema_buffers must be like those of the optimizer, {.*}, but it is {"):
+    with pytest.raises(ValueError, match="ema_buffers must be like those of the optimizer, {.*}, but it is [{[]"):
         optimizer.load_state_dict({**optimizer.state_dict(), "ema_buffers": saved})
     torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
 

@@ -88,10 +88,10 @@ class EmaBuffers:
             if _is_writable(buffer)
         ]
 
-    def loaded(self, saved: Mapping[str, Tensor]) -> "EmaBuffers":
+    def loaded(self, saved: Any) -> "EmaBuffers":
         """Return these buffers with the averages of a state dict, or without any if it has none."""
         result, buffers = EmaBuffers(self.module), self._averaged()
-        needed, found = ({name: getattr(one, "shape", one) for name, one in of.items()} for of in (buffers, saved))
+        needed, found = _shapes(buffers), _shapes(saved)
         if found not in ({}, needed):
             raise ValueError(f"{_LOAD}: ema_buffers must be like those of the optimizer, {needed}, but it is {found}")
         for name, value in saved.items():
@@ -121,6 +121,13 @@ class EmaBuffers:
                     f" {list(buffer.shape)}; expanded buffers cannot be averaged"
                 )
         return found
+
+
+def _shapes(tensors: Any) -> Any:
+    """Return the shapes of tensors by name, and what is something else as it is."""
+    if not isinstance(tensors, Mapping):
+        return tensors
+    return {name: one.shape if isinstance(one, Tensor) else one for name, one in tensors.items()}
 
 
 def _is_writable(buffer: Tensor) -> bool:
