@@ -85,7 +85,7 @@ CLIENTS = (
         "ms-swift",
         "swift_sft.py npu",
         "swift_sft.py cpu",
-        python=f"{sys.prefix}-swift/bin/python",
+        python=_SWIFT,
     ),
     *(_zero(stage) for stage in range(4)),
     *(_zero(stage, "offload") for stage in (2, 3)),

@@ -44,10 +44,6 @@ def _fork() -> None:
         torch.ones(2, device="npu")
 
 
-def _wait_for(event: "torch.npu.Event") -> None:
-    event.wait()
-
-
 def _add_to(out: Tensor, x: Tensor) -> None:
     torch.add(out, x, out=out)
 
