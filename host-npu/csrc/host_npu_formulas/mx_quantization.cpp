@@ -65,9 +65,8 @@ std::pair<Tensor, Tensor> scales_of(const Tensor& largest, const Element& elemen
         scale = (exponent - element.largest_exponent).clamp_min(0);
         is_zero = scale.eq(0);
     } else {
-        const auto inverse = static_cast<double>(1.0F / static_cast<float>(element.largest));
         is_zero = largest.eq(0);
-        scale = exponents_rounded_up(largest.clamp_min(rounding.least) * inverse).masked_fill(is_zero, 0);
+        scale = exponents_rounded_up(largest.clamp_min(rounding.least) * (1 / element.largest)).masked_fill(is_zero, 0);
     }
     const auto is_infinite = exponent.eq(255);
     const auto factor = (254 - scale).to(at::kInt).bitwise_left_shift(kMantissaBits).view(at::kFloat);
@@ -104,21 +103,27 @@ void require_options(const Tensor& x, const std::string& mode, std::int64_t type
     TORCH_CHECK(x.dim() >= 1 && x.dim() <= 7, "x has ", x.dim(), " dimensions instead of 1 to 7");
 }
 
-void dynamic_mx_quant_v3(const Tensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
+void dynamic_mx_quant_v3(const AnyTensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
                          std::int64_t size, std::int64_t algorithm, double largest, double least, const Out& y,
                          const Out& scale) {
     const Rounding rounding{algorithm, least};
     require_options(x, mode, type, rounding, largest);
     TORCH_CHECK(size > 0 && size <= 1024 && size % kMxBlock == 0, "blocksize is ", size,
                 " instead of a multiple of 32 up to 1024");
-    quantize_blocks(x, axis, size, rounding, y, scale);
+    if (x.scalar_type() == at::kFloat) {
+        const auto length = x.size(axis);
+        TORCH_CHECK(size == kMxBlock, "blocksize is ", size, " instead of 32, which float32 needs");
+        TORCH_CHECK(length >= kMxBlock, "x has ", length,
+                    " numbers along the axis instead of at least 32, which float32 needs");
+    }
+    quantize_blocks(widened(x), axis, size, rounding, y, scale);
 }
-void dynamic_mx_quant_v2(const Tensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
+void dynamic_mx_quant_v2(const AnyTensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
                          std::int64_t size, std::int64_t algorithm, double largest, const Out& y, const Out& scale) {
     dynamic_mx_quant_v3(x, axis, mode, type, size, algorithm, largest, 0, y, scale);
 }
-void dynamic_mx_quant(const Tensor& x, std::int64_t axis, const std::string& mode, std::int64_t type, std::int64_t size,
-                      std::int64_t algorithm, const Out& y, const Out& scale) {
+void dynamic_mx_quant(const AnyTensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
+                      std::int64_t size, std::int64_t algorithm, const Out& y, const Out& scale) {
     dynamic_mx_quant_v3(x, axis, mode, type, size, algorithm, 0, 0, y, scale);
 }
 const TensorRules kByBlock{{"x", kFloats, "...x"}, {"yOut", kBlockNumbers, "...x"}, {"mxscaleOut", kBlockScales}};

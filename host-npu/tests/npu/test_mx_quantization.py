@@ -1,5 +1,7 @@
 """Numbers of 8 bits in blocks that share a power of two, on a simulated Ascend950, against their formula in float64."""
 
+import functools
+import itertools
 import math
 
 import pytest
@@ -12,7 +14,17 @@ _DTYPES = {torch.float8_e4m3fn: (448.0, 3), torch.float8_e5m2: (57344.0, 2)}
 _LEAST = {torch.float8_e4m3fn: 2.0**-9, torch.float8_e5m2: 2.0**-16}
 _AXES = {"last": (-1, (3, 70)), "first": (0, (70, 3)), "middle": (1, (2, 65, 3))}
 _QUANTIZED = [(dtype, algorithm, axis) for dtype in _DTYPES for algorithm in (0, 1) for axis in _AXES]
-_SPECIAL = {"zeros": 0.0, "inf": math.inf, "nan": math.nan, "tiny": 2.0**-130}
+# The number of a block, and for each algorithm what becomes of it and the exponent of the scale.
+_SPECIAL = {
+    "zeros": (0.0, (0, 0), (0, 0)),
+    "tiny": (2.0**-130, (0, 0), (0.125, 0)),
+    "rounds down": (1.7421875 * 2.0**-119, (0, 0), (448, 0)),
+    "half": (1.75 * 2.0**-119, (0, 0), (448, 0)),
+    "rounds up": (1.7578125 * 2.0**-119, (0, 0), (224, 1)),
+    "huge": (2.0**127, (256, 246), (256, 246)),
+    "inf": (math.inf, (None, 255), (None, 255)),
+    "nan": (math.nan, (None, 255), (None, 255)),
+}
 _ROWS, _INNER, _COLUMNS = 5, 70, 4
 _GROUPS = [2, 0, 3]
 
@@ -48,11 +60,16 @@ def _floats(x, scale, axis):
 
 def _refusals(x, operands):
     halves = {"output_dtype": torch.bfloat16}
+    quantize = functools.partial(torch_npu.npu_dynamic_mx_quant, dst_type=torch.float8_e5m2)
     calls = {
         "float4": lambda: torch_npu.npu_dynamic_mx_quant(x),
-        "round": lambda: torch_npu.npu_dynamic_mx_quant(x, dst_type=torch.float8_e5m2, round_mode="floor"),
-        "algorithm": lambda: torch_npu.npu_dynamic_mx_quant(x, dst_type=torch.float8_e5m2, scale_alg=2),
-        "bound": lambda: torch_npu.npu_dynamic_mx_quant(x, dst_type=torch.float8_e5m2, max_low_bound=1.0),
+        "round": lambda: quantize(x, round_mode="floor"),
+        "algorithm": lambda: quantize(x, scale_alg=2),
+        "bound": lambda: quantize(x, max_low_bound=1.0),
+        "negative bound": lambda: quantize(x, scale_alg=1, max_low_bound=-1.0),
+        "type": lambda: quantize(x, dst_type_max=6.0),
+        "blocks of floats": lambda: quantize(x.float(), block_size=64),
+        "short floats": lambda: quantize(x[:, :31].float()),
         "groups": lambda: _product(*operands, **halves),
         "scales": lambda: _product(*operands[:2], operands[2][:3], operands[3], group_sizes=[1, 1, 32], **halves),
         "other functions": lambda: torch_npu.npu_swiglu(operands[0]),
@@ -67,19 +84,23 @@ def _compute():
         axis, shape = _AXES[name]
         y, scale = torch_npu.npu_dynamic_mx_quant(_input(shape).npu(), axis=axis, dst_type=dtype, scale_alg=algorithm)
         found[dtype, algorithm, name] = scale.cpu(), _floats(y, scale, axis)
-    for name, value in _SPECIAL.items():
-        x = torch.full((1, 64), value)
-        x[0, 32:] = 1
-        y, scale = torch_npu.npu_dynamic_mx_quant(x.npu(), dst_type=torch.float8_e4m3fn)
-        found[name] = y.cpu().float(), scale.cpu().flatten().tolist()
-    _, scale = torch_npu.npu_dynamic_mx_quant(
-        torch.ones(1, 32).npu(), dst_type=torch.float8_e4m3fn, scale_alg=1, max_low_bound=896.0
-    )
+    e4m3 = {"dst_type": torch.float8_e4m3fn}
+    ones = torch.ones(1, 32)
+    for (name, (value, *_)), algorithm in itertools.product(_SPECIAL.items(), (0, 1)):
+        x = torch.cat([torch.full((1, 32), value), ones], 1)
+        y, scale = torch_npu.npu_dynamic_mx_quant(x.npu(), scale_alg=algorithm, **e4m3)
+        found[name, algorithm] = y.cpu().float(), scale.cpu().flatten().tolist()
+    x = torch.cat([ones, torch.zeros(1, 32)], 1)
+    _, scale = torch_npu.npu_dynamic_mx_quant(x.npu(), scale_alg=1, max_low_bound=896.0, **e4m3)
     found["bound"] = scale.cpu().flatten().tolist()
-    both = torch_npu.npu_dynamic_mx_quant_with_dual_axis(_matrix(3, 70).npu(), dst_type=torch.float8_e4m3fn)
-    single = [torch_npu.npu_dynamic_mx_quant(_matrix(3, 70).npu(), axis=axis, dst_type=24) for axis in (-1, -2)]
-    found["two axes"] = [one.cpu().view(torch.uint8) for one in both]
-    found["one axis"] = [one.cpu().view(torch.uint8) for pair in single for one in pair]
+    for algorithm in (0, 1):
+        x, options = _matrix(3, 70).npu(), {"scale_alg": algorithm, **e4m3}
+        both = torch_npu.npu_dynamic_mx_quant_with_dual_axis(x, **options)
+        single = [torch_npu.npu_dynamic_mx_quant(x, axis=axis, **options) for axis in (-1, -2)]
+        found["two axes", algorithm] = [one.cpu().view(torch.uint8) for one in both]
+        found["one axis", algorithm] = [one.cpu().view(torch.uint8) for pair in single for one in pair]
+    y, scale = torch_npu.npu_dynamic_mx_quant(_input((3, 130)).npu(), block_size=64, scale_alg=1, **e4m3)
+    found["blocks of 64"] = y.cpu().float(), scale.cpu()
 
     x, x_scale = torch_npu.npu_dynamic_mx_quant(_matrix(_ROWS, _INNER).npu(), dst_type=torch.float8_e4m3fn)
     weights = _matrix(3, _COLUMNS, _INNER, seed=1).npu()
@@ -100,27 +121,31 @@ def computed():
     return on_npu(_compute, HOST_NPU_SOC="Ascend950")
 
 
-def _blocks(x, axis):
-    """Return blocks of 32 numbers along the last dimension but one, and the last one with zeros added."""
+def _blocks(x, axis, size=32):
+    """Return blocks along the last dimension but one, and the last one with zeros added."""
     rows = x.double().movedim(axis, -1)
-    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % size)).unflatten(-1, (-1, size))
 
 
-def _scales(x, axis, dtype, algorithm):
-    largest = _blocks(x, axis).abs().amax(-1)
+def _scales(x, axis, dtype, algorithm, size=32):
+    largest = _blocks(x, axis, size).abs().amax(-1)
     limit, _ = _DTYPES[dtype]
     if algorithm == 0:
         return (largest.log2().floor() - math.floor(math.log2(limit))).exp2()
     return (largest / limit).log2().ceil().exp2()
 
 
+def _in_pairs(scales):
+    exponents = scales.log2() + 127
+    return torch.nn.functional.pad(exponents, (0, exponents.shape[-1] % 2)).unflatten(-1, (-1, 2))
+
+
 @pytest.mark.parametrize(("dtype", "algorithm", "axis"), _QUANTIZED, ids=str)
 def test_a_block_has_the_power_of_two_of_its_largest_number(dtype, algorithm, axis, computed):
     scale, _ = computed[dtype, algorithm, axis]
     dim, shape = _AXES[axis]
-    expected = _scales(_input(shape), dim, dtype, algorithm)
-    pairs = torch.nn.functional.pad(expected.log2() + 127, (0, expected.shape[-1] % 2)).unflatten(-1, (-1, 2))
-    assert torch.equal(scale.double(), pairs.movedim(-2, dim % len(shape)))
+    expected = _in_pairs(_scales(_input(shape), dim, dtype, algorithm))
+    assert torch.equal(scale.double(), expected.movedim(-2, dim % len(shape)))
 
 
 @pytest.mark.parametrize(("dtype", "algorithm", "axis"), _QUANTIZED, ids=str)
@@ -136,11 +161,20 @@ def test_a_number_is_rounded_to_its_dtype_or_saturates(dtype, algorithm, axis, c
     assert not saturates if algorithm else saturates
 
 
-@pytest.mark.parametrize(
-    ("name", "numbers", "scale"), [("zeros", 0, 0), ("tiny", 0, 0), ("inf", None, 255), ("nan", None, 255)]
-)
-def test_a_block_of_nothing_is_zeros_and_one_that_is_not_finite_is_nan(name, numbers, scale, computed):
-    y, scales = computed[name]
+def test_blocks_of_another_size_have_a_scale_each(computed):
+    y, scale = computed["blocks of 64"]
+    x, dtype = _input((3, 130)), torch.float8_e4m3fn
+    scales = _scales(x, -1, dtype, 1, size=64)
+    numbers = _blocks(x, -1, size=64) / scales.unsqueeze(-1)
+    assert torch.equal(scale.double(), _in_pairs(scales))
+    assert torch.equal(y, numbers.flatten(-2)[:, :130].float().to(dtype).float())
+
+
+@pytest.mark.parametrize("algorithm", [0, 1])
+@pytest.mark.parametrize("name", _SPECIAL)
+def test_a_block_of_zeros_of_numbers_near_the_limits_and_of_such_that_are_not_finite(name, algorithm, computed):
+    y, scales = computed[name, algorithm]
+    numbers, scale = _SPECIAL[name][1 + algorithm]
     assert scales == [scale, 127 - 8]
     assert y[0, :32].isnan().all() if numbers is None else (y[0, :32] == numbers).all()
     assert (y[0, 32:] == 256).all()
@@ -150,8 +184,9 @@ def test_the_largest_number_has_a_lower_bound(computed):
     assert computed["bound"] == [127 + 1, 0]
 
 
-def test_two_axes_are_quantized_as_each_alone(computed):
-    assert all(map(torch.equal, computed["two axes"], computed["one axis"]))
+@pytest.mark.parametrize("algorithm", [0, 1])
+def test_two_axes_are_quantized_as_each_alone(algorithm, computed):
+    assert all(map(torch.equal, computed["two axes", algorithm], computed["one axis", algorithm]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -174,6 +209,10 @@ def test_groups_of_rows_are_multiplied_with_their_matrices(computed):
         ("round", "roundMode is floor instead of rint"),
         ("algorithm", "scaleAlg is 2 instead of 0 or 1"),
         ("bound", "maxLowBound is 1 with scaleAlg 0"),
+        ("negative bound", "maxLowBound is -1 with scaleAlg 1"),
+        ("type", "dstTypeMax is 6 instead of 0"),
+        ("blocks of floats", "blocksize is 64 instead of 32, which float32 needs"),
+        ("short floats", "x has 31 numbers along the axis instead of at least 32, which float32 needs"),
         ("groups", "multiplies int8 matrices only"),
         ("scales", "a scale has shape [3, 2, 2] instead of [5, 2, 2]"),
         ("other functions", "float8_e4m3fn"),
@@ -184,5 +223,8 @@ def test_what_the_documents_do_not_have_is_refused_by_name(name, sentence, compu
 
 
 def test_other_chips_have_no_blocks():
+    x, scale = torch.zeros(2, 32, dtype=torch.int8).npu(), torch.zeros(2, 1, 2, dtype=torch.uint8).npu()
     with pytest.raises(RuntimeError, match="only the Ascend950 has numbers in MX formats"):
         torch_npu.npu_dynamic_mx_quant(_matrix(2, 32).npu(), dst_type=torch.float8_e4m3fn)
+    with pytest.raises(RuntimeError, match="only the Ascend950 has numbers in MX formats"):
+        torch_npu.npu_anti_mx_quant(x.view(torch.float8_e4m3fn), scale)
