@@ -82,7 +82,7 @@ void dynamic_quant(const Tensor& x, const OptionalTensor& smooth, const Optional
                    const Out& y, const Out& scale, const OptionalOut& offset) {
     dynamic(x, smooth, groups, "pertoken", y, scale, offset);
 }
-const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token{
+const TensorRules kDynamicQuant{
     {"x", kHalves, "* * ..."},
     {"smoothScalesOptional", as("x"), "* | * *"},
     {"groupIndexOptional", {ACL_INT32}, "*"},
@@ -90,6 +90,7 @@ const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token{
     {"scaleOut", kFloat},
     {"offsetOut", kFloat},
 };
+const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token{kDynamicQuant};
 
 void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const OptionalIntegerTensor& groups, std::int64_t,
                       bool symmetric, const std::string& mode, float largest, const Out& y, const Out& scale,
@@ -99,14 +100,7 @@ void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const Optio
                 "offset must be given if the quantization is not symmetric, and only then");
     dynamic(x, smooth, groups, mode, y, scale, offset);
 }
-const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode{
-    {"x", kHalves, "* * ..."},
-    {"smoothScalesOptional", as("x"), "* | * *"},
-    {"groupIndexOptional", {ACL_INT32}, "*"},
-    {"yOut", {ACL_INT8, ACL_INT32}},
-    {"scaleOut", kFloat},
-    {"offsetOut", kFloat},
-};
+const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode{kDynamicQuant};
 
 // Each row in blocks of 128 columns, which have a scale each.
 void dynamic_block_quant_v2(const Tensor& x, double least, const std::string& rounding, std::int64_t type,

@@ -175,16 +175,4 @@ void check_rows(const std::vector<Row<Call>>& rows) {
     run(good);
 }
 
-// Null workspaceSize and null executor.
-template <class Call>
-void check_null_results() {
-    Call call;
-    std::uint64_t size = 0;
-    aclOpExecutor* executor = nullptr;
-    expect_equal(call.phase_one(nullptr, &executor), 161001, "the status without workspaceSize");
-    expect_equal(call.phase_one(&size, nullptr), 161001, "the status without executor");
-    expect(recent_error().has_value(), "no message");
-    run(call);
-}
-
 }  // namespace test

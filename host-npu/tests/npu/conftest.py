@@ -16,6 +16,14 @@ _IS_MISSING = re.compile(
 )
 
 
+@pytest.fixture
+def private_formats() -> Iterator[None]:
+    """Let ``npu_format_cast`` keep tensors in a private format."""
+    torch.npu.config.allow_internal_format = True
+    yield
+    torch.npu.config.allow_internal_format = False
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
     """Skip what an older torch_npu has no operator for."""

@@ -29,6 +29,14 @@ def test_sums_of_a_rank_are_those_of_float64():
     assert_near(squares, x.double().square().sum(_DIMS), units=2)
 
 
+def _assert_those_of_all_rows(results, running, parts, units):
+    together = torch.cat(parts).double()
+    for actual, expected in zip(results, _moments(together), strict=True):
+        assert_near(actual, expected, units=units)
+    assert_near(running[0], 0.9 + 0.1 * together.mean(_DIMS), units=2)
+    assert_near(running[1], 1.8 + 0.1 * together.var(_DIMS), units=2)
+
+
 def test_statistics_of_ranks_are_those_of_all_rows():
     parts = [torch.randn(size, *_SHAPE[1:]) + size for size in (2, 5)]
     means, invstds = (torch.stack(each).float() for each in zip(*map(_moments, parts), strict=True))
@@ -37,11 +45,7 @@ def test_statistics_of_ranks_are_those_of_all_rows():
     results = torch.batch_norm_gather_stats_with_counts(
         parts[0].npu(), means.npu(), invstds.npu(), *running, _MOMENTUM, _EPSILON, counts.npu()
     )
-    together = torch.cat(parts).double()
-    for actual, expected in zip(results, _moments(together), strict=True):
-        assert_near(actual, expected, units=2)
-    assert_near(running[0], 0.9 + 0.1 * together.mean(_DIMS), units=2)
-    assert_near(running[1], 1.8 + 0.1 * together.var(_DIMS), units=2)
+    _assert_those_of_all_rows(results, running, parts, units=2)
 
 
 def test_sums_of_ranks_are_those_of_all_rows():
@@ -52,12 +56,8 @@ def test_sums_of_ranks_are_those_of_all_rows():
     results = torch.ops.npu.batch_norm_gather_stats_update(
         parts[0].npu(), sums.npu(), squares.npu(), *running, _MOMENTUM, _EPSILON, counts.npu()
     )
-    together = torch.cat(parts).double()
     # The means are near 0: as exact as the sums.
-    for actual, expected in zip(results, _moments(together), strict=True):
-        assert_near(actual, expected, units=8)
-    assert_near(running[0], 0.9 + 0.1 * together.mean(_DIMS), units=2)
-    assert_near(running[1], 1.8 + 0.1 * together.var(_DIMS), units=2)
+    _assert_those_of_all_rows(results, running, parts, units=8)
 
 
 @pytest.mark.parametrize("affine", [True, False])

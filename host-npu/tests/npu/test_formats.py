@@ -6,12 +6,7 @@ import torch_npu
 
 _NZ = 29
 
-
-@pytest.fixture(autouse=True)
-def _private_formats():
-    torch.npu.config.allow_internal_format = True
-    yield
-    torch.npu.config.allow_internal_format = False
+pytestmark = pytest.mark.usefixtures("private_formats")
 
 
 def _tiled_pair():

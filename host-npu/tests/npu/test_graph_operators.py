@@ -123,13 +123,10 @@ def test_an_index_out_of_range_is_an_error_of_the_stream():
 
 
 @pytest.mark.parametrize(("format", "shape"), [(29, (40, 20)), (3, (5,)), (4, (20, 35, 3, 2)), (33, (20, 17, 2, 3, 2))])
+@pytest.mark.usefixtures("private_formats")
 def test_copies_of_a_private_format_keep_the_format_and_the_numbers(format, shape):
-    torch.npu.config.allow_internal_format = True
-    try:
-        rows = torch.rand(shape)
-        stored = torch_npu.npu_format_cast(rows.npu(), format)
-        copied = stored.clone()
-        assert torch_npu.get_npu_format(copied) == format and torch.equal(copied.cpu(), rows)
-        assert torch.equal(stored.half().cpu(), rows.half())
-    finally:
-        torch.npu.config.allow_internal_format = False
+    rows = torch.rand(shape)
+    stored = torch_npu.npu_format_cast(rows.npu(), format)
+    copied = stored.clone()
+    assert torch_npu.get_npu_format(copied) == format and torch.equal(copied.cpu(), rows)
+    assert torch.equal(stored.half().cpu(), rows.half())

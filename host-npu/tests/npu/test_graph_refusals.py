@@ -164,10 +164,9 @@ def test_a_dump_is_refused(tmp_path):
         graph.debug_dump(str(tmp_path / "graph.json"))
 
 
+@pytest.mark.usefixtures("private_formats")
 def test_a_tensor_in_a_private_format_is_refused():
-    torch.npu.config.allow_internal_format = True
     weight = torch_npu.npu_format_cast(torch.rand(32, 32, device="npu", dtype=torch.float16), 29)
-    torch.npu.config.allow_internal_format = False
     with pytest.raises(RuntimeError, match="of a tensor in a private format"):
         _capture(lambda x: weight.exp())
 

@@ -10,12 +10,7 @@ from torch import Tensor
 _HIDDEN, _QUERY_RANK, _KEY_RANK, _HEADS, _SIZE, _ROPE = 1024, 1536, 512, 2, 128, 64
 _BLOCKS, _PLACES, _EPSILON, _NZ = 3, 16, 1e-5, 29
 
-
-@pytest.fixture(autouse=True)
-def internal_formats():
-    torch.npu.config.allow_internal_format = True
-    yield
-    torch.npu.config.allow_internal_format = False
+pytestmark = pytest.mark.usefixtures("private_formats")
 
 
 def _brain(x: Tensor) -> Tensor:
