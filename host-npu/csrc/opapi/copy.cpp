@@ -21,6 +21,8 @@ constexpr DtypeSet kAtMost32Bits{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
 constexpr DtypeSet kIntegers{ACL_INT8,   ACL_INT16,  ACL_INT32,  ACL_INT64, ACL_UINT8,
                              ACL_UINT16, ACL_UINT32, ACL_UINT64, ACL_BOOL};
 constexpr DtypeSet kComplex{ACL_COMPLEX64, ACL_COMPLEX128};
+// On the Ascend950.
+constexpr DtypeSet kFloat8{ACL_FLOAT8_E4M3FN, ACL_FLOAT8_E5M2};
 
 // Calls `copy_block(block, elements)` until all elements of `to` are copied.
 template <class Value, class CopyBlock>
@@ -44,11 +46,29 @@ void copy_as(const HostTensor& to, const HostTensor& from) {
 void copy_unconverted(const HostTensor& to, const HostTensor& from) {
     Elements source(from, to->shape);
     Elements destination(to);
-    visit(to->dtype, [&]<class Value>(Value) {
+    visit(kFloat8.contains(to->dtype) ? ACL_UINT8 : to->dtype, [&]<class Value>(Value) {
         copy_blocks<Value>(to, [&](Value* block, std::int64_t count) {
             source.read_stored<Value>(block, count);
             destination.write_stored<Value>(block, count);
         });
+    });
+}
+
+// e5m2 is the first half of a float16. e4m3fn has a bit less in the exponent, whose bias differs by 8, and no infinity.
+float widen_float8(aclDataType dtype, std::uint8_t bits) {
+    if (dtype == ACL_FLOAT8_E5M2) return widen(Float16{static_cast<std::uint16_t>(bits << 8)});
+    if ((bits & 0x7Fu) == 0x7Fu) return std::numeric_limits<float>::quiet_NaN();
+    return 256 * widen(Float16{static_cast<std::uint16_t>((bits & 0x80u) << 8 | (bits & 0x7Fu) << 7)});
+}
+
+void copy_from_float8(const HostTensor& to, const HostTensor& from) {
+    Elements source(from, to->shape);
+    Elements destination(to);
+    std::array<float, kBlock> floats;
+    copy_blocks<std::uint8_t>(to, [&](std::uint8_t* block, std::int64_t count) {
+        source.read_stored<std::uint8_t>(block, count);
+        for (std::int64_t index = 0; index < count; ++index) floats[index] = widen_float8(from->dtype, block[index]);
+        destination.write(floats.data(), count);
     });
 }
 
@@ -57,6 +77,8 @@ void copy(const HostTensor& to, const HostTensor& from) {
         std::memmove(to.data, from.data, static_cast<std::size_t>(to->numel()) * item_size(to->dtype));
     } else if (to->dtype == from->dtype) {
         copy_unconverted(to, from);
+    } else if (kFloat8.contains(from->dtype)) {
+        copy_from_float8(to, from);
     } else if (kComplex.contains(from->dtype)) {
         copy_as<std::complex<double>>(to, from);
     } else if (from->dtype == ACL_UINT64) {
@@ -72,7 +94,7 @@ void copy(const HostTensor& to, const HostTensor& from) {
 
 void check(Arguments arguments) {
     require_present(arguments);
-    constexpr auto dtypes = kFloating | kIntegers | kComplex;
+    const auto dtypes = kFloating | kIntegers | kComplex | (soc() == Soc::Ascend950 ? kFloat8 : DtypeSet{});
     for (const auto& argument : arguments) {
         require_dtype(argument, dtypes);
         require(has_bfloat16() || argument->dtype != ACL_BF16, kParamInvalid, argument.name,
@@ -81,8 +103,16 @@ void check(Arguments arguments) {
     require_rank_at_most_8(arguments);
 }
 
+// CANN also rounds float32 to 8 bits, but documents nothing about numbers that are too large.
+void require_conversion(aclDataType from, aclDataType to) {
+    const bool exists = !kFloat8.contains(from) || kAtMost32Bits.contains(to);
+    require(from == to || (exists && !kFloat8.contains(to)), kParamInvalid, "the host NPU does not convert ",
+            dtype_name(from), " to ", dtype_name(to));
+}
+
 Plan plan_copy(const Named& self, const Named& src) {
     check({self, src});
+    require_conversion(src->dtype, self->dtype);
     const auto common = broadcast({&self->shape, &src->shape});
     if (common != self->shape) {
         require(false, kParamInvalid, "src's shape ", to_string(src->shape), " does not broadcast to selfRef's ",
@@ -98,6 +128,7 @@ Plan plan_copy(const Named& self, const Named& src) {
 
 Plan plan_cast(const Named& self, aclDataType dtype, const Named& out) {
     check({self, out});
+    require_conversion(self->dtype, out->dtype);
     require(out->dtype == dtype, kParamInvalid, "dtype is ", dtype_name(dtype), ", out has ", dtype_name(out->dtype));
     require_shape(out, self->shape);
     if (self->empty()) return {};

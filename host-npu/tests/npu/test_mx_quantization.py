@@ -58,7 +58,7 @@ def _floats(x, scale, axis):
     return torch_npu.npu_anti_mx_quant(x, scale, axis=axis, dst_type=torch.float32, src_type=x.dtype).cpu()
 
 
-def _refusals(x, operands):
+def _refusals(x, operands, grouped):
     halves = {"output_dtype": torch.bfloat16}
     quantize = functools.partial(torch_npu.npu_dynamic_mx_quant, dst_type=torch.float8_e5m2)
     calls = {
@@ -71,6 +71,7 @@ def _refusals(x, operands):
         "blocks of floats": lambda: quantize(x.float(), block_size=64),
         "short floats": lambda: quantize(x[:, :31].float()),
         "groups": lambda: _product(*operands, **halves),
+        "weight": lambda: _grouped(grouped[0], grouped[1].view(torch.int8), *grouped[2:], **halves),
         "scales": lambda: _product(*operands[:2], operands[2][:3], operands[3], group_sizes=[1, 1, 32], **halves),
         "other functions": lambda: torch_npu.npu_swiglu(operands[0]),
     }
@@ -112,7 +113,13 @@ def _compute():
         found["product", dtype] = _product(*operands, bias=bias, group_sizes=sizes, output_dtype=dtype).cpu()
     grouped = x, weight.transpose(1, 2), x_scale, scale.transpose(1, 2)
     found["grouped"] = _grouped(*grouped, output_dtype=torch.bfloat16).cpu()
-    found["errors"] = _refusals(_matrix(2, 32).npu(), operands)
+    found["errors"] = _refusals(_matrix(2, 32).npu(), operands, grouped)
+    for dtype in _DTYPES:
+        every = torch.arange(256).to(torch.uint8).view(16, 16).npu().view(dtype)
+        same = [every.t().contiguous().t(), every.clone(), torch.cat([every[:3], every[3:]])]
+        found["copies", dtype] = [copy.cpu().view(torch.uint8).flatten().tolist() for copy in same]
+        found["floats", dtype] = [every.t().to(to).t().cpu() for to in (torch.float32, torch.float16, torch.bfloat16)]
+        found["errors"]["to", dtype] = error_of(lambda every=every, dtype=dtype: every.float().to(dtype))
     return found
 
 
@@ -214,6 +221,7 @@ def test_groups_of_rows_are_multiplied_with_their_matrices(computed):
         ("blocks of floats", "blocksize is 64 instead of 32, which float32 needs"),
         ("short floats", "x has 31 numbers along the axis instead of at least 32, which float32 needs"),
         ("groups", "multiplies int8 matrices only"),
+        ("weight", "x and weight have dtypes float8_e4m3fn and int8 instead of float8_e4m3fn or float8_e5m2"),
         ("scales", "a scale has shape [3, 2, 2] instead of [5, 2, 2]"),
         ("other functions", "float8_e4m3fn"),
     ],
@@ -222,9 +230,22 @@ def test_what_the_documents_do_not_have_is_refused_by_name(name, sentence, compu
     assert sentence in computed["errors"][name]
 
 
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+def test_numbers_of_8_bits_are_copied_and_converted_to_floats(dtype, computed):
+    every = torch.arange(256).to(torch.uint8)
+    assert computed["copies", dtype] == [every.tolist()] * 3
+    for floats in computed["floats", dtype]:
+        expected = every.view(16, 16).view(dtype).to(floats.dtype)
+        assert torch.equal(floats.isnan(), expected.isnan())
+        assert torch.equal(floats.nan_to_num(), expected.nan_to_num())
+    assert "the host NPU does not convert float32 to float8" in computed["errors"]["to", dtype]
+
+
 def test_other_chips_have_no_blocks():
     x, scale = torch.zeros(2, 32, dtype=torch.int8).npu(), torch.zeros(2, 1, 2, dtype=torch.uint8).npu()
     with pytest.raises(RuntimeError, match="only the Ascend950 has numbers in MX formats"):
         torch_npu.npu_dynamic_mx_quant(_matrix(2, 32).npu(), dst_type=torch.float8_e4m3fn)
     with pytest.raises(RuntimeError, match="only the Ascend950 has numbers in MX formats"):
         torch_npu.npu_anti_mx_quant(x.view(torch.float8_e4m3fn), scale)
+    with pytest.raises(RuntimeError, match="float8_e4m3fn, which the operator does not take on this chip"):
+        x.view(torch.float8_e4m3fn).float()
