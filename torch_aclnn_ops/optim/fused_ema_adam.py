@@ -98,8 +98,6 @@ class FusedEmaAdam(EmaOptimizer):
         >>> with optimizer.swap_ema_params():
         ...     torch.equal(model.weight, weight)
         False
-        >>> torch.equal(model.weight, weight)
-        True
 
     Source:
         The CANN operator aclnnApplyFusedEmaAdam. Adam: Kingma and Ba, 2015, https://arxiv.org/abs/1412.6980.
