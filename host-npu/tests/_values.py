@@ -25,6 +25,13 @@ def transposed(tensor: torch.Tensor) -> torch.Tensor:
     return storage.npu()[1:].view(tensor.mT.shape).mT
 
 
+def backward(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compute the gradients of what two results were made of, from the same random gradient."""
+    weight = torch.randn(expected.shape).to(result.dtype)
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+
+
 def assert_close(
     actual: torch.Tensor, expected: torch.Tensor, roundings: float = 1, dtype: torch.dtype | None = None
 ) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import backward
 from torch import Tensor
 
 _HEADS = 2
@@ -95,9 +96,7 @@ def _check_attention(inputs: list[Tensor], layout: str, sequences: list[tuple[Te
     reference = [each.double().requires_grad_() for each in inputs]
     result, expected = attention(*on_npu), _dropped(reference, layout, kept, keep_prob)
     torch.testing.assert_close(result.cpu().double(), expected, rtol=0, atol=2e-6 * expected.abs().max().item())
-    weight = torch.randn(expected.shape)
-    result.backward(weight.npu())
-    expected.backward(weight.double())
+    backward(result, expected)
     for actual, wanted in zip(on_npu, reference, strict=True):
         assert actual.grad is not None and wanted.grad is not None
         limit = 4e-6 * wanted.grad.abs().max().item()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import backward
 
 _TOKENS, _CHOICES, _EXPERTS, _SIZE = 7, 3, 5, 16
 
@@ -26,9 +27,7 @@ def test_tokens_are_permuted_in_the_order_of_their_experts(kept, dtype):
     expected = reference[order[: kept or order.numel()] // _CHOICES]
     assert torch.equal(permuted.cpu().double(), expected)
     assert places.tolist() == order.argsort().tolist()
-    weight = torch.randn(expected.shape).to(dtype)
-    permuted.backward(weight.npu())
-    expected.backward(weight.double())
+    backward(permuted, expected)
     torch.testing.assert_close(on_npu.grad.cpu(), reference.grad.to(dtype))
 
 
@@ -41,9 +40,7 @@ def test_tokens_come_back_weighted():
     result = torch_npu.npu_moe_token_unpermute(on_npu[0], places.int().npu(), on_npu[1])
     expected = (reference[0][places].unflatten(0, (_TOKENS, _CHOICES)) * reference[1][..., None]).sum(1)
     _close(result, expected)
-    weight = torch.randn(expected.shape)
-    result.backward(weight.npu())
-    expected.backward(weight.double())
+    backward(result, expected)
     for actual, wanted in zip(on_npu, reference, strict=True):
         _close(actual.grad, wanted.grad)
 
@@ -54,9 +51,7 @@ def test_tokens_come_back_as_they_were_without_weights():
     on_npu, reference = permuted.npu().requires_grad_(), permuted.double().requires_grad_()
     result = torch_npu.npu_moe_token_unpermute(on_npu, places.int().npu())
     assert torch.equal(result.cpu(), permuted[places])
-    weight = torch.randn(result.shape)
-    result.backward(weight.npu())
-    reference[places].backward(weight.double())
+    backward(result, reference[places])
     _close(on_npu.grad, reference.grad)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import backward
 
 pytestmark = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 calls these functions otherwise")
 
@@ -38,9 +39,7 @@ def test_streams_are_mixed_and_get_the_output_of_a_layer(leading, dtype):
     reference = [each.double().requires_grad_() for each in (x, mix, layer, post)]
     result = torch_npu.npu_mhc_post(*on_npu)
     expected = reference[1].mT @ reference[0] + reference[3][..., None] * reference[2].unsqueeze(-2)
-    weight = torch.randn(expected.shape).to(dtype)
-    result.backward(weight.npu())
-    expected.backward(weight.double())
+    backward(result, expected)
     pairs = [(result, expected), *((each.grad, wide.grad) for each, wide in zip(on_npu, reference, strict=True))]
     for actual, wanted in pairs:
         limit = 2**-22 if actual.dtype == torch.float32 else torch.finfo(dtype).eps

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import backward
 
 _TOKENS, _CHOICES, _EXPERTS, _SIZE = 6, 2, 4, 8
 _ROWS = _TOKENS * _CHOICES
@@ -67,8 +68,6 @@ def test_the_rows_of_a_map_come_back_as_sums(weighted, padded):
     each = reference[0] * reference[1][of_token, of_expert][:, None] if weighted else reference[0]
     expected = torch.zeros(_TOKENS, _SIZE, dtype=torch.float64).index_add(0, of_token, each)
     torch.testing.assert_close(result.cpu().double(), expected, rtol=2e-6, atol=2e-6)
-    weight = torch.randn(result.shape)
-    result.backward(weight.npu())
-    expected.backward(weight.double())
+    backward(result, expected)
     for actual, wanted in list(zip(on_npu, reference, strict=True))[: 2 if weighted else 1]:
         torch.testing.assert_close(actual.grad.cpu().double(), wanted.grad, rtol=2e-6, atol=2e-6)

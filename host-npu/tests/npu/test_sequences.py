@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import backward
 
 
 def _assert_as_float64(on_npu, reference, inputs, limit=2e-5):
@@ -10,9 +11,7 @@ def _assert_as_float64(on_npu, reference, inputs, limit=2e-5):
     npus = [each.npu().requires_grad_() for each in inputs]
     wides = [each.double().requires_grad_() for each in inputs]
     result, expected = on_npu(*npus), reference(*wides)
-    weight = torch.randn(expected.shape)
-    result.backward(weight.npu())
-    expected.backward(weight.double())
+    backward(result, expected)
     pairs = [(result, expected), *((mine.grad, wide.grad) for mine, wide in zip(npus, wides, strict=True))]
     for actual, wanted in pairs:
         bound = limit * max(1.0, wanted.abs().max().item())
