@@ -25,13 +25,25 @@ HcclDataType link_dtype(at::ScalarType dtype) {
     return dtype == at::kHalf ? HCCL_DATA_TYPE_FP16 : HCCL_DATA_TYPE_BFP16;
 }
 
-}  // namespace
+// What is exchanged, and where it is in the workspace.
+class Exchanged {
+  public:
+    Exchanged(const Communication& communication, const Tensor& sent, const Group& group);
 
-Group Translated<Group>::kept(C name) {
-    const auto found = hccl::find_named(name == nullptr ? "" : name);
-    require(found.refusal.empty(), kParamInvalid, found.refusal);
-    return {name, found.rank, found.ranks};
-}
+    // A meta tensor for what is received; what is sent and received in the memory of the workspace.
+    Tensor received() const;
+    Tensor sent_in(const KernelArguments& memory) const;
+    Tensor received_in(const KernelArguments& memory) const;
+
+    std::uint64_t workspace_size() const;
+    std::optional<std::string> communicate(void* workspace, void* stream) const;
+
+  private:
+    hccl::Fused fused_;
+    at::ScalarType dtype_;
+    std::vector<std::int64_t> sent_, received_;
+    std::size_t offset_;
+};
 
 Exchanged::Exchanged(const Communication& communication, const Tensor& sent, const Group& group)
     : fused_{communication.function, group.name, static_cast<std::uint32_t>(group.ranks),
@@ -61,6 +73,42 @@ std::uint64_t Exchanged::workspace_size() const { return offset_ + padded_bytes(
 
 std::optional<std::string> Exchanged::communicate(void* workspace, void* stream) const {
     return hccl::communicate(fused_, workspace, static_cast<std::byte*>(workspace) + offset_, stream);
+}
+
+}  // namespace
+
+Group Translated<Group>::kept(C name) {
+    const auto found = hccl::find_named(name == nullptr ? "" : name);
+    require(found.refusal.empty(), kParamInvalid, found.refusal);
+    return {name, found.rank, found.ranks};
+}
+
+Plan plan_of(const Group& group, const Tensors& tensors, Communicating communicating) {
+    std::optional<Exchanged> found;
+    const auto look = [&](const Communication& communication) {
+        found.emplace(communication, communication.send(), group);
+        communication.receive(found->received());
+    };
+    evaluate_without_memory([&](const Next& next) { communicating(next, look); }, tensors);
+    const auto exchanged = *found;
+    const auto in_memory = [=](auto part) -> Kernel {
+        return [=](const KernelArguments& memory) {
+            const auto with_memory = [&](const Communication& communication) {
+                part(exchanged, communication, memory);
+            };
+            evaluate_in_memory([&](const Next& next) { communicating(next, with_memory); }, memory);
+        };
+    };
+    return {
+        .workspace_size = exchanged.workspace_size(),
+        .kernel = in_memory([](const Exchanged& to, const Communication& communication, const KernelArguments& memory) {
+            to.sent_in(memory).copy_(communication.send());
+        }),
+        .communicate = [=](void* memory, void* stream) { return exchanged.communicate(memory, stream); },
+        .finish = in_memory([](const Exchanged& in, const Communication& communication, const KernelArguments& memory) {
+            communication.receive(in.received_in(memory));
+        }),
+    };
 }
 
 }  // namespace host_npu

@@ -40,25 +40,9 @@ struct Communication {
     std::function<void(const Tensor&)> receive;
 };
 
-// What is exchanged, and where it is in the workspace.
-class Exchanged {
-  public:
-    Exchanged(const Communication& communication, const Tensor& sent, const Group& group);
-
-    // A meta tensor for what is received; what is sent and received in the memory of the workspace.
-    Tensor received() const;
-    Tensor sent_in(const KernelArguments& memory) const;
-    Tensor received_in(const KernelArguments& memory) const;
-
-    std::uint64_t workspace_size() const;
-    std::optional<std::string> communicate(void* workspace, void* stream) const;
-
-  private:
-    hccl::Fused fused_;
-    at::ScalarType dtype_;
-    std::vector<std::int64_t> sent_, received_;
-    std::size_t offset_;
-};
+// Calls `body` with what a formula communicates, whose parts refer to the formula's arguments.
+using Communicating = std::function<void(const Next& next, const std::function<void(const Communication&)>& body)>;
+Plan plan_of(const Group& group, const Tensors& tensors, Communicating communicating);
 
 template <Text name, auto function>
 class CommunicatingFormula : private Exported<name> {
@@ -69,73 +53,37 @@ class CommunicatingFormula : private Exported<name> {
   private:
     template <class... Arguments>
     CommunicatingFormula(Communication (*)(Arguments...), Rules rules) {
-        this->template export_formula<std::remove_cvref_t<Arguments>...>(
-            std::move(rules), reinterpret_cast<AnyFunction>(&Calls<std::remove_cvref_t<Arguments>...>::phase_one),
-            true);
+        this->template export_as<std::remove_cvref_t<Arguments>...>(
+            std::move(rules), reinterpret_cast<AnyFunction>(&phase_one<std::remove_cvref_t<Arguments>...>));
     }
 
     template <class... Arguments>
-    struct Calls {
-        static aclnnStatus phase_one(typename Translated<Arguments>::C... arguments, std::uint64_t* workspace_size,
-                                     aclOpExecutor** executor) {
-            const auto ranks = (std::uint32_t{0} + ... + ranks_of<Arguments>(arguments));
-            return PhaseOne(CommunicatingFormula::api(), workspace_size, executor).with(arguments..., ranks).run([&] {
-                const auto tensors = CommunicatingFormula::template checked_tensors<Arguments...>(arguments...);
-                return plan(std::make_tuple(Translated<Arguments>::kept(arguments)...), tensors);
-            });
-        }
-
-        // A call is not taken from the cache after its communicator has ended.
-        template <class Argument>
-        static std::uint32_t ranks_of(typename Translated<Argument>::C argument) {
-            if constexpr (std::is_same_v<Argument, Group>) {
-                return argument == nullptr ? 0 : hccl::find_named(argument).ranks;
-            } else {
-                return 0;
-            }
-        }
-
-        template <class Kept>
-        static Plan plan(const Kept& kept, const Tensors& tensors) {
-            std::optional<Exchanged> found;
-            refuse_errors([&] {
-                const auto look = [&](const Communication& communication) {
-                    found.emplace(communication, communication.send(), std::get<Group>(kept));
-                    communication.receive(found->received());
-                };
-                with(kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, look);
-            });
-            const auto exchanged = *found;
-            const auto in = [](const KernelArguments& memory) {
-                return [&](std::size_t index) { return in_memory(memory[index]); };
-            };
-            return {
-                .workspace_size = exchanged.workspace_size(),
-                .kernel =
-                    [=](const KernelArguments& memory) {
-                        without_backtrace([&] {
-                            with(kept, in(memory), [&](const Communication& communication) {
-                                exchanged.sent_in(memory).copy_(communication.send());
-                            });
-                        });
+    static aclnnStatus phase_one(typename Translated<Arguments>::C... arguments, std::uint64_t* workspace_size,
+                                 aclOpExecutor** executor) {
+        const auto ranks = (std::uint32_t{0} + ... + ranks_of<Arguments>(arguments));
+        return PhaseOne(CommunicatingFormula::api(), workspace_size, executor).with(arguments..., ranks).run([&] {
+            const auto tensors = CommunicatingFormula::template checked_tensors<Arguments...>(arguments...);
+            const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
+            return plan_of(std::get<Group>(kept), tensors, [kept](const Next& next, const auto& body) {
+                std::apply(
+                    [&](const auto&... each) {
+                        const std::tuple<Arguments...> translated{Translated<Arguments>::from(each, next)...};
+                        body(std::apply(function, translated));
                     },
-                .communicate = [=](void* memory, void* stream) { return exchanged.communicate(memory, stream); },
-                .finish =
-                    [=](const KernelArguments& memory) {
-                        without_backtrace([&] {
-                            with(kept, in(memory), [&](const Communication& communication) {
-                                communication.receive(exchanged.received_in(memory));
-                            });
-                        });
-                    },
-            };
-        }
+                    kept);
+            });
+        });
+    }
 
-        template <class Kept, class TensorOf, class Body>
-        static void with(const Kept& kept, const TensorOf& tensor_of, const Body& body) {
-            evaluate<Arguments...>(kept, tensor_of, [&](const auto&... each) { body(function(each...)); });
+    // A call is not taken from the cache after its communicator has ended.
+    template <class Argument>
+    static std::uint32_t ranks_of(typename Translated<Argument>::C argument) {
+        if constexpr (std::is_same_v<Argument, Group>) {
+            return argument == nullptr ? 0 : hccl::find_named(argument).ranks;
+        } else {
+            return 0;
         }
-    };
+    }
 };
 
 }  // namespace host_npu

@@ -2,6 +2,10 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <stdexcept>
 
 #include "host_npu_formulas/scalar_type.h"
 
@@ -9,6 +13,16 @@ namespace host_npu {
 namespace {
 
 thread_local bool casts_as_in_torch = false;
+
+// While there is one, an output is not assigned what PyTorch would not cast to its dtype, such as floats to integers.
+// For functions of which no document says which dtypes the outputs have.
+class CastsAsInTorch {
+  public:
+    explicit CastsAsInTorch(bool required) { casts_as_in_torch = required; }
+    ~CastsAsInTorch() { casts_as_in_torch = false; }
+    CastsAsInTorch(const CastsAsInTorch&) = delete;
+    CastsAsInTorch& operator=(const CastsAsInTorch&) = delete;
+};
 
 at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 
@@ -48,10 +62,6 @@ Tensor in_memory(const HostTensor& tensor) {
 
 std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
-CastsAsInTorch::CastsAsInTorch(bool required) { casts_as_in_torch = required; }
-
-CastsAsInTorch::~CastsAsInTorch() { casts_as_in_torch = false; }
-
 Tensor widened(const Tensor& tensor) { return tensor.to(at::kFloat); }
 
 double number(const aclScalar* scalar) {
@@ -72,5 +82,54 @@ void Out::operator=(const Tensor& result) const {
 }
 
 Tensor Out::rounded() const { return widened(tensor_); }
+
+namespace {
+
+// Evaluates a formula, for which `tensor_of` makes a tensor of its number among those of the call.
+template <class TensorOf>
+void evaluate(const Evaluation& evaluation, const TensorOf& tensor_of) {
+    const c10::InferenceMode without_autograd;
+    std::size_t index = 0;
+    evaluation([&] { return tensor_of(index++); });
+}
+
+}  // namespace
+
+void evaluate_without_memory(const Evaluation& evaluation, const Tensors& tensors) {
+    try {
+        evaluate(evaluation, [&](std::size_t index) { return meta_tensor(tensors[index]); });
+    } catch (const c10::Error& error) {
+        throw Refusal{kParamInvalid, error.what_without_backtrace()};
+    } catch (const std::exception& error) {
+        // A shape function in Python raised it; the text includes a traceback.
+        const std::string text = error.what();
+        throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
+    }
+}
+
+void evaluate_in_memory(const Evaluation& evaluation, const KernelArguments& memory) {
+    try {
+        evaluate(evaluation, [&](std::size_t index) { return in_memory(memory[index]); });
+    } catch (const c10::Error& error) {
+        throw std::runtime_error(error.what_without_backtrace());
+    } catch (const Refusal& refusal) {
+        throw std::runtime_error(refusal.text);
+    }
+}
+
+void export_formula(const Api& names, Rules& exported, Rules rules, std::size_t count, AnyFunction phase_one,
+                    AnyFunction phase_two) {
+    require_one_for_each(rules, count, names.phase_two);
+    exported = std::move(rules);
+    answer(names.phase_two, phase_one, phase_two, !exported.tensors.empty());
+}
+
+Plan plan_of(const Rules& rules, const Tensors& tensors, Evaluation evaluation) {
+    const CastsAsInTorch casts(rules.tensors.empty());
+    evaluate_without_memory(evaluation, tensors);
+    return {.kernel = [evaluation = std::move(evaluation)](const KernelArguments& memory) {
+        evaluate_in_memory(evaluation, memory);
+    }};
+}
 
 }  // namespace host_npu

@@ -8,14 +8,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -63,16 +60,6 @@ class Out {
     Tensor tensor_;
 };
 using OptionalOut = std::optional<Out>;
-
-// While there is one, an output is not assigned what PyTorch would not cast to its dtype, such as floats to integers.
-// For functions of which no document says which dtypes the outputs have.
-class CastsAsInTorch {
-  public:
-    explicit CastsAsInTorch(bool required);
-    ~CastsAsInTorch();
-    CastsAsInTorch(const CastsAsInTorch&) = delete;
-    CastsAsInTorch& operator=(const CastsAsInTorch&) = delete;
-};
 
 // A meta tensor of the same shape and dtype; an undefined one for a null pointer.
 Tensor meta_tensor(const aclTensor* tensor);
@@ -222,46 +209,15 @@ struct Translated<Number> : WithoutTensors {
     static Number from(double value, const Next&) { return {value}; }
 };
 
-// Calls `body` with a formula's arguments, which are made of what was kept of CANN's and of the tensors: `tensor_of`
-// makes that of a number among the tensors.
-template <class... Arguments, class Kept, class TensorOf, class Body>
-void evaluate(const Kept& kept, const TensorOf& tensor_of, const Body& body) {
-    const c10::InferenceMode without_autograd;
-    std::size_t index = 0;
-    const Next next = [&] { return tensor_of(index++); };
-    std::apply(
-        [&](const auto&... each) {
-            const std::tuple<Arguments...> translated{Translated<Arguments>::from(each, next)...};
-            std::apply(body, translated);
-        },
-        kept);
-}
+// Calls a formula; its arguments are made of what was kept of CANN's and of the tensors, which `next` returns.
+using Evaluation = std::function<void(const Next& next)>;
 
-// Calls `body`, and throws a Refusal in place of the errors of PyTorch and TORCH_CHECK.
-template <class Body>
-void refuse_errors(const Body& body) {
-    try {
-        body();
-    } catch (const c10::Error& error) {
-        throw Refusal{kParamInvalid, error.what_without_backtrace()};
-    } catch (const std::exception& error) {
-        // A shape function in Python raised it; the text includes a traceback.
-        const std::string text = error.what();
-        throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
-    }
-}
+// Evaluates in phase one, on tensors without memory, and throws a Refusal in place of the errors of PyTorch and
+// TORCH_CHECK.
+void evaluate_without_memory(const Evaluation& evaluation, const Tensors& tensors);
 
-// Calls `body` in the thread of a stream, and leaves the frames of C++ out of PyTorch's errors.
-template <class Body>
-void without_backtrace(const Body& body) {
-    try {
-        body();
-    } catch (const c10::Error& error) {
-        throw std::runtime_error(error.what_without_backtrace());
-    } catch (const Refusal& refusal) {
-        throw std::runtime_error(refusal.text);
-    }
-}
+// Evaluates in the thread of a stream, and leaves the frames of C++ out of PyTorch's errors.
+void evaluate_in_memory(const Evaluation& evaluation, const KernelArguments& memory);
 
 // Members of an object, which several versions of a function take one after the other.
 template <auto... members>
@@ -303,23 +259,39 @@ constexpr auto caller(Members<members...>) {
 template <auto function, auto... parts>
 constexpr auto collected = caller<function>((Members<>{} + ... + as_members<parts>()));
 
+// The names of the two functions of CANN.
+template <Text name>
+struct Names {
+    static constexpr char kSuffix[] = "GetWorkspaceSize";
+    struct PhaseOneName {
+        char text[sizeof(name.text) - 1 + sizeof(kSuffix)];
+    };
+    static constexpr PhaseOneName phase_one_name() {
+        PhaseOneName whole{};
+        std::copy_n(kSuffix, sizeof(kSuffix), std::copy_n(name.text, sizeof(name.text) - 1, whole.text));
+        return whole;
+    }
+    static constexpr PhaseOneName kPhaseOne = phase_one_name();
+    static constexpr Api kBoth{name.text, kPhaseOne.text};
+};
+
+// What every function is made of once. What it has of its own is little, because there are hundreds.
+void export_formula(const Api& names, Rules& exported, Rules rules, std::size_t count, AnyFunction phase_one,
+                    AnyFunction phase_two);
+// Phase one, once the tensors are known.
+Plan plan_of(const Rules& rules, const Tensors& tensors, Evaluation evaluation);
+
 // What the formula of a function exports besides its phase one.
 template <Text name>
 class Exported {
   protected:
     template <class... Arguments>
-    static void export_formula(Rules rules, AnyFunction phase_one, bool has_rules) {
+    static void export_as(Rules rules, AnyFunction phase_one) {
         constexpr auto count = (std::size_t{0} + ... + Translated<Arguments>::kHasRule);
-        require_one_for_each(rules, count, name.text);
-        rules_ = std::move(rules);
-        answer(name.text, phase_one, reinterpret_cast<AnyFunction>(&phase_two), has_rules);
+        export_formula(api(), rules_, std::move(rules), count, phase_one, reinterpret_cast<AnyFunction>(&phase_two));
     }
 
-    static const Api& api() {
-        static const std::string phase_one = std::string(name.text) + "GetWorkspaceSize";
-        static const Api both{name.text, phase_one.c_str()};
-        return both;
-    }
+    static const Api& api() { return Names<name>::kBoth; }
 
     // The arguments' tensors, or a Refusal.
     template <class... Arguments>
@@ -327,10 +299,10 @@ class Exported {
         TensorArguments given;
         (Translated<Arguments>::list(arguments, given), ...);
         require_rules(rules_, given);
-        return given.tensors;
+        return std::move(given.tensors);
     }
 
-    static bool has_rules() { return !rules_.tensors.empty(); }
+    static const Rules& rules() { return rules_; }
 
   private:
     static aclnnStatus phase_two(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) {
@@ -344,17 +316,15 @@ class Exported {
 template <Text name, auto function>
 class Formula : private Exported<name> {
   public:
-    Formula() : Formula(TensorRules()) {}
-    Formula(std::initializer_list<TensorRule> rules) : Formula(TensorRules(rules)) {}
+    Formula(std::initializer_list<TensorRule> rules = {}) : Formula(TensorRules(rules)) {}
     explicit Formula(TensorRules tensors, Together together = {})
         : Formula(function, Rules{std::move(tensors), std::move(together)}) {}
 
   private:
     template <class... Arguments>
     explicit Formula(void (*)(Arguments...), Rules rules) {
-        const bool has_rules = !rules.tensors.empty();
-        this->template export_formula<std::remove_cvref_t<Arguments>...>(
-            std::move(rules), reinterpret_cast<AnyFunction>(&phase_one<std::remove_cvref_t<Arguments>...>), has_rules);
+        this->template export_as<std::remove_cvref_t<Arguments>...>(
+            std::move(rules), reinterpret_cast<AnyFunction>(&phase_one<std::remove_cvref_t<Arguments>...>));
     }
 
     template <class... Arguments>
@@ -362,16 +332,11 @@ class Formula : private Exported<name> {
                                  aclOpExecutor** executor) {
         return PhaseOne(Formula::api(), workspace_size, executor).with(arguments...).run([&] {
             const auto tensors = Formula::template checked_tensors<Arguments...>(arguments...);
-            const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
-            const CastsAsInTorch casts(!Formula::has_rules());
-            refuse_errors([&] {
-                evaluate<Arguments...>(kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, function);
-            });
-            return Plan{.kernel = [kept](const KernelArguments& memory) {
-                without_backtrace([&] {
-                    evaluate<Arguments...>(kept, [&](std::size_t index) { return in_memory(memory[index]); }, function);
-                });
-            }};
+            return plan_of(Formula::rules(), tensors,
+                           [... kept = Translated<Arguments>::kept(arguments)](const Next& next) {
+                               const std::tuple<Arguments...> translated{Translated<Arguments>::from(kept, next)...};
+                               std::apply(function, translated);
+                           });
         });
     }
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "aclnn/acl_meta.h"
 #include "ascendcl/device.h"
@@ -38,13 +39,18 @@ struct Refusal {
     std::string text;
 };
 
-// Throws a Refusal unless `fine`. The message is formatted from `parts` only then.
+// Throws a Refusal, whose message is formatted from `parts`.
 template <class... Parts>
-void require(bool fine, aclnnStatus status, const Parts&... parts) {
-    if (fine) return;
+[[noreturn, gnu::cold, gnu::noinline]] void throw_refusal(aclnnStatus status, Parts... parts) {
     std::ostringstream text;
     (text << ... << parts);
     throw Refusal{status, text.str()};
+}
+
+// Throws a Refusal unless `fine`. Literals of all lengths are formatted by the same code.
+template <class... Parts>
+void require(bool fine, aclnnStatus status, const Parts&... parts) {
+    if (!fine) throw_refusal<std::decay_t<const Parts>...>(status, parts...);
 }
 
 }  // namespace host_npu

@@ -38,8 +38,7 @@ class HOST_NPU_EXPORT PhaseOne {
     // For composed operators. `build` checks the arguments, throws a Refusal or returns a Plan.
     template <class Build>
     aclnnStatus run(const Build& build) {
-        if (const auto done = begin()) return *done;
-        return guarded([&] { return finish(build()); });
+        return run(&build, [](const void* object) { return (*static_cast<const Build*>(object))(); });
     }
 
     // For individual operators, whose generated code checks less. `names` are those of the tensors, all required.
@@ -50,6 +49,8 @@ class HOST_NPU_EXPORT PhaseOne {
     }
 
   private:
+    // There are hundreds of operators: what does not depend on one is compiled once.
+    aclnnStatus run(const void* object, Plan (*build)(const void* object));
     void add(const aclTensor* tensor);
     void add(const aclTensorList* list);
     void add(const aclIntArray* array);
