@@ -20,6 +20,7 @@ HEADERS = _SOURCES / "include"
 # What the program is linked with.
 LIBRARIES = ("ascendcl", "hccl", "acl_op_compiler", "nnopbase", "opapi")
 SOURCES = sorted((_SOURCES / "tests").glob("*.cpp"))
+_HEADERS = sorted((_SOURCES / "tests").glob("*.h"))
 CONFIGURATIONS = [{"HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
 CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]
 CONFIGURATIONS += [{"HOST_NPU_STRICT_MEMORY": "1"}]
@@ -72,9 +73,14 @@ def compiled(
     include = torch_npu / "include"
     wheel = [include / "third_party" / "acl" / "inc", include / "third_party" / "hccl" / "inc", include]
     command = [*compiler, f"-I{_SOURCES}", f"-I{HEADERS}", *(f"-isystem{folder}" for folder in wheel)]
-    headers = [*(_SOURCES / "tests").rglob("*.h"), *HEADERS.rglob("*.h")]
+    headers = [*_HEADERS, *(_SOURCES / "tests" / "fuzz").glob("*.h"), *HEADERS.rglob("*.h")]
     folder = PROJECT / "build" / f"abi-{_key([command], [*sources, *sorted(headers)])}"
     folder.mkdir(parents=True, exist_ok=True)
+    if sources == SOURCES:  # most of the time would go into headers
+        together = folder / "headers.h"
+        together.write_text("".join(f'#include "tests/{header.name}"\n' for header in _HEADERS))
+        _compile(together, folder / "headers.h.gch", [*command, "-x", "c++-header"])
+        command = [*command, "-include", str(together)]
     objects = [folder / (source.stem + ".o") for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda source, target: _compile(source, target, command), sources, objects))
