@@ -190,7 +190,7 @@ def _written(content: str, target: Path) -> Path:
 class _Builder:
     def __init__(self, destination: Path, instrument: str, verbose: bool) -> None:
         self.destination = destination
-        self.flags = [*_FLAGS, *["-Werror"] * _WARNINGS_ARE_ERRORS]
+        self.flags = _FLAGS
         self.instrument = instrumentation(instrument) if instrument else []
         self.objects = PROJECT / "build" / (instrument.replace(",", "-") or "release")
         # Clang leaves the functions of a sanitizer to the program.
@@ -251,11 +251,15 @@ class _Builder:
         return target
 
     def run_if_needed(self, command: list[str], target: Path, inputs: list[Path]) -> None:
-        """Run a command that makes ``target``, unless the same command made it after the last change of an input."""
+        """Run a command that makes ``target``, unless the same command made it after the last change of an input.
+
+        Whether warnings are errors changes no object: one that was made without a warning is up to date either way.
+        """
         key = hashlib.sha256("\0".join(command).encode()).hexdigest()
+        accepted = {key} if _WARNINGS_ARE_ERRORS else {key, f"{key} with warnings"}
         # Links are recorded with the objects: nothing but libraries belongs where a package takes its files from.
         record = self.objects / f"{target.name}-{hashlib.sha256(str(target).encode()).hexdigest()[:8]}.key"
-        if _is_newer(target, inputs) and record.exists() and record.read_text() == key:
+        if _is_newer(target, inputs) and record.exists() and record.read_text() in accepted:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         record.unlink(missing_ok=True)
@@ -266,13 +270,14 @@ class _Builder:
         if self.verbose:
             print(shlex.join(command), flush=True)
         try:
-            result = subprocess.run(command, capture_output=True, text=True)
+            werror = ["-Werror"] * _WARNINGS_ARE_ERRORS
+            result = subprocess.run([*command, *werror], capture_output=True, text=True)
         except FileNotFoundError:
             raise BuildError(f"there is no C++ compiler {self.compiler[0]}: install g++ or set CXX") from None
         if result.returncode != 0:
             raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(key)
+        record.write_text(f"{key} with warnings" if result.stderr else key)
 
 
 def _include_folders(library: Library) -> list[str]:
