@@ -9,7 +9,7 @@ from torch_aclnn_ops._memory import overlaps_itself
 from torch_aclnn_ops.ops.ema_adam.lists import Options, is_plain
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import dtype_of_states
-from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad, update_ema_params
+from torch_aclnn_ops.optim.step import ParamsWithoutGrad, update_ema_params
 
 import torch
 from torch import Tensor, nn

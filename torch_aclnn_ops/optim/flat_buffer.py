@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._cpu_extension import have_grads, placement
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_
-from torch_aclnn_ops.ops.ema_adam.lists import is_plain
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, is_plain
+from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import (
     CachedState,
     StepCounts,
@@ -14,7 +15,7 @@ from torch_aclnn_ops.optim.state import (
     init_missing_state,
     sync_master_from_param,
 )
-from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad
+from torch_aclnn_ops.optim.step import ParamsWithoutGrad, step_lists
 
 import torch
 from torch import Tensor
@@ -244,14 +245,17 @@ class FlatBuffer:
             [run.masters for run in runs], [run.ema_params for run in runs], [run.steps for run in runs]
         )
 
-    def mark_modified(self, runs: list[Run]) -> None:
-        """Increment the version counters of the parameters, before the step, which may fail."""
+    def step(self, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
+        """Update the parameters that have gradients, as a few long tensors."""
+        counts = [self.counts.values[run.members.start] for run in runs] if self.counts.are_exact else []
         self.counts.forget()
-        for run in runs:
+        for run in runs:  # before the step, which may fail
             torch.autograd.graph.increment_version(self.params[run.members])
-
-    def record_step(self, runs: list[Run]) -> None:
-        """Record a completed step."""
+        tensors = TensorLists([], [], [], [], [], [], [])
+        for run in runs:
+            for listed, tensor in zip(tensors, run[1:], strict=True):
+                listed.append(tensor)
+        step_lists(tensors, options, schedule, counts)
         if not self.steps.is_cpu:
             self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])
         if self._cached is not None:

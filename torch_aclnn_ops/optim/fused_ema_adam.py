@@ -24,8 +24,8 @@ from torch_aclnn_ops.optim.state import (
     init_missing_state,
     sync_masters_from_params,
 )
+from torch_aclnn_ops.optim.step import ParamsWithoutGrad
 from torch_aclnn_ops.optim.swap import check_outside_swap, outside_swap
-from torch_aclnn_ops.optim.without_grad import ParamsWithoutGrad, update_ema_params
 
 import torch
 from torch import Tensor, nn
@@ -227,7 +227,9 @@ class FusedEmaAdam(EmaOptimizer):
         have_moved = is_compiling or not self._placement.is_current(self.param_groups)
         if have_moved and not is_compiling:
             check_memory(self.param_groups, self.state)
-        _steps.check_gradients(self.param_groups, self._flat_groups, have_moved)
+        # Each group notes it for this step.
+        own = [] if is_compiling else [i for i, one in self._flat_groups.items() if one.has_own_grads()]
+        _steps.check_gradients(self.param_groups, [] if have_moved else own)
         grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
         is_read = found_inf is not None and not is_compiling and (found_inf.is_cpu or _steps.are_states_missing(self))
         if is_read and found_inf:
@@ -290,7 +292,7 @@ class FusedEmaAdam(EmaOptimizer):
     def _write(self, all_work: list[Work], parsed: list[tuple[Options, EmaSchedule]], buffers: PreparedBuffers) -> None:
         for i, (work, (options, schedule)) in enumerate(zip(all_work, parsed, strict=True)):
             for buffer, runs in work.runs:
-                _steps.step_buffer(buffer, runs, options, schedule)
+                buffer.step(runs, options, schedule)
             if work.tensors.params and torch.compiler.is_compiling():
                 _steps.step_lists(work.tensors, options, schedule)
             elif work.tensors.params:
@@ -299,7 +301,7 @@ class FusedEmaAdam(EmaOptimizer):
         steps = [step for work in all_work for step in work.steps]
         for work, (options, schedule) in zip(all_work, parsed, strict=True):
             if work.without_grad.ema_params:
-                update_ema_params(work.without_grad, steps, options, schedule)
+                _steps.update_ema_params(work.without_grad, steps, options, schedule)
         moves_ema = any(work.tensors.params or work.without_grad.ema_params for work in all_work)
         if moves_ema or any(runs for work in all_work for _, runs in work.runs):
             self._ema_buffers.update(buffers, steps, *parsed[0])

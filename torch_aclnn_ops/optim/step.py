@@ -1,16 +1,22 @@
-"""One step on the lists of a parameter group or on a buffer: gradient scaling, master weights and EMA schedule."""
+"""One step on lists of parameters: gradients, their scaling, master weights, EMA schedule, EMA without gradients."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer_state
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, foreach_lerp_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops.ema_adam.kernels import update
-from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, batches, is_dtensor, mark_modified
-from torch_aclnn_ops.optim.flat import FlatGroup
-from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
+from torch_aclnn_ops.ops.ema_adam.lists import (
+    Options,
+    TensorLists,
+    are_plain,
+    batches,
+    is_dtensor,
+    local,
+    mark_modified,
+)
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import CachedState, has_state
 
@@ -24,6 +30,17 @@ _grad_of, _dtype_of, _layout_of = (attrgetter(name) for name in ("grad", "dtype"
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
+
+
+class ParamsWithoutGrad(NamedTuple):
+    """The parameters of a group that have a state but no gradient in this step, as lists.
+
+    ``weights`` are their master weights, if they have any.
+    """
+
+    weights: list[Tensor]
+    ema_params: list[Tensor]
+    steps: list[Tensor]
 
 
 def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
@@ -130,16 +147,33 @@ def step_cached(cached: CachedState, tensors: TensorLists, options: Options, sch
     cached.record_versions()
 
 
-def step_buffer(buffer: FlatBuffer, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
-    """Update the parameters of a buffer that have gradients, as a few long tensors."""
-    counts = [buffer.counts.values[run.members.start] for run in runs] if buffer.counts.are_exact else []
-    buffer.mark_modified(runs)
-    tensors = TensorLists([], [], [], [], [], [], [])
-    for run in runs:
-        for listed, tensor in zip(tensors, run[1:], strict=True):
-            listed.append(tensor)
-    step_lists(tensors, options, schedule, counts)
-    buffer.record_step(runs)
+def update_ema_params(params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
+    """Update the EMA weights of these parameters.
+
+    Their step counts do not advance, so the schedule uses the largest step count of all parameters of the optimizer:
+    ``steps`` are the counts of all of them after this step.
+    """
+    weight = 1 - _decay(steps, params.steps[0].device, schedule)
+    found_inf = options.found_inf
+    if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):
+        applies = found_inf.reshape(()) == 0
+        weight = (applies.to(weight.device) if isinstance(weight, Tensor) else applies) * weight
+    weights, ema_params = ([local(tensor) for tensor in tensors] for tensors in params[:2])
+    if isinstance(weight, Tensor):
+        for old, new in zip(ema_params, weights, strict=True):
+            old.lerp_(new, weight.to(old.device, old.dtype))
+    elif weight != 0:
+        for device in {old.device for old in ema_params}:
+            pairs = [(old, new) for old, new in zip(ema_params, weights, strict=True) if old.device == device]
+            foreach_lerp_(*map(list, zip(*pairs, strict=True)), weight)
+
+
+def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> float | Tensor:
+    if schedule.is_constant:
+        return schedule.ema_decay
+    if not torch.compiler.is_compiling() and all(step.is_cpu for step in steps):
+        return schedule.decay_at(max(int(step.max()) for step in steps))
+    return schedule.decays_at(torch.stack([step.max().to(device) for step in steps]).max())
 
 
 def _are_usual(params: list[Tensor]) -> bool:
@@ -154,14 +188,10 @@ def _are_usual(params: list[Tensor]) -> bool:
     )
 
 
-def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGroup], have_moved: bool) -> None:
-    """Raise for gradients that a step does not support; of parameters that have not moved, the buffers know theirs."""
-    is_compiling = torch.compiler.is_compiling()
+def check_gradients(groups: list[dict[str, Any]], known: Collection[int]) -> None:
+    """Raise for gradients that a step does not support, except of the ``known`` groups, by index."""
     for i, group in enumerate(groups):
-        flat_group = None if is_compiling else flat_groups.get(i)
-        if flat_group is not None and flat_group.has_own_grads() and not have_moved:
-            continue
-        if not is_compiling and _are_usual(group["params"]):
+        if i in known or (not torch.compiler.is_compiling() and _are_usual(group["params"])):
             continue
         for j, param in enumerate(group["params"]):
             grad = param.grad
