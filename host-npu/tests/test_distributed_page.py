@@ -1,16 +1,13 @@
 """The files and commands of docs/distributed.md, run as they stand there."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", ROOT.joinpath("docs/distributed.md").read_text(), re.DOTALL)
+from tests._pages import PROJECT, run
+
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PROJECT.joinpath("docs/distributed.md").read_text(), re.DOTALL)
 FILES = {match[1]: text for _, text in BLOCKS if (match := re.match(r"# (\S+)\n", text))}
 COMMANDS = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
 WORKFLOW = yaml.safe_load(FILES[".github/workflows/distributed.yml"])["jobs"]["test"]
@@ -25,20 +22,7 @@ def folder(tmp_path):
 
 
 def _run(folder, command, ranks=2):
-    python, *arguments = re.sub("(--devices|--nproc-per-node) 2", rf"\1 {ranks}", command).split()
-    assert python == "python"
-    # A reader has not set it.
-    environment = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**environment, **WORKFLOW["env"], "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return run(folder, re.sub("(--devices|--nproc-per-node) 2", rf"\1 {ranks}", command), **WORKFLOW["env"])
 
 
 def test_every_command_of_the_page_is_a_step_of_its_workflow():
