@@ -76,10 +76,6 @@ class Layer(NamedTuple):
         """Return the layer with its output divided by ``number``."""
         return Layer(*self[:-1], self.divisor * number)  # Dynamo of 2.9 cannot return the result of _replace
 
-    def select_rows(self, sizes: list[int], row_strides: list[int], offset: int) -> "Layer":
-        """Return the layer with a strided view of its input's rows; strides and offset count rows."""
-        return self.with_input(_strided_rows(self.input, sizes, row_strides, offset))
-
     def with_input(self, input: Tensor) -> "Layer":
         """Return the layer with rows of its input."""
         self.check_versions()
@@ -124,7 +120,7 @@ class Vector(NamedTuple):
             raise _changed("a tensor that was added to them")
 
 
-def _strided_rows(input: Tensor, sizes: list[int], row_strides: list[int], offset: int) -> Tensor:
+def strided_rows(input: Tensor, sizes: list[int], row_strides: list[int], offset: int) -> Tensor:
     """Return rows of a layer's input, selected by sizes, strides and offset in rows."""
     features = input.shape[-1]
     count = 1

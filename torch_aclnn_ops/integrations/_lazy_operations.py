@@ -117,10 +117,6 @@ def _mul(logits: LogitSum, number: Any) -> LogitSum | None:
     return logits.divided(1 / number) if is_factor else None
 
 
-def _add(logits: LogitSum, other: Any) -> LogitSum | None:
-    return logits.plus(other)
-
-
 def _cross_entropy(
     logits: LogitSum,
     target: Any,
@@ -139,12 +135,6 @@ def _cross_entropy(
     )
 
 
-def _log_softmax(
-    logits: LogitSum, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> LogProbabilities | None:
-    return log_probabilities(logits, dim, dtype)
-
-
 # Operations whose result is a view of the logits.
 VIEWS: dict[str, Rule] = {
     **{name: _view(name) for name in "view transpose swapaxes swapdims permute unsqueeze squeeze unflatten".split()},
@@ -160,12 +150,12 @@ RULES: dict[str, Rule] = {
     "double": _cast(torch.float64),
     "half": _cast(torch.float16),
     "bfloat16": _cast(torch.bfloat16),
-    "tanh": lambda logits: logits.tanh(),
+    "tanh": LogitSum.tanh,
     **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _mul),
-    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), lambda logits, number: logits.divided(number)),
-    **dict.fromkeys(("add", "__add__", "__radd__"), _add),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), LogitSum.divided),
+    **dict.fromkeys(("add", "__add__", "__radd__"), LogitSum.plus),
     "cross_entropy": _cross_entropy,
-    "log_softmax": _log_softmax,
+    "log_softmax": log_probabilities,
 }
 _OF_LOG_PROBABILITIES: dict[str, Rule] = {
     **dict.fromkeys(("neg", "negative", "__neg__"), LogProbabilities.negated),

@@ -79,7 +79,9 @@ class LogProbabilities(NamedTuple):
         return None if loss is None else (-self.sign * loss).to(self.logits.dtype).reshape(sizes)
 
 
-def log_probabilities(logits: LogitSum, dim: int, dtype: torch.dtype | None) -> LogProbabilities | None:
+def log_probabilities(
+    logits: LogitSum, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> LogProbabilities | None:
     """Return the log-softmax of logits; None if it is not over the classes of whole rows."""
     if type(dim) is not int or dim not in (-1, len(logits.shape) - 1) or len(logits.shape) < 2:
         return None

@@ -9,7 +9,7 @@ from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, is_autocast_on, widen
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.integrations import _frozen_heads
-from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, is_plain, with_weights
+from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, is_plain, strided_rows, with_weights
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,10 @@ class LogitSum:
         if any(number % self.classes for number in (*strides, offset)):
             return None
         row_strides = [stride // self.classes for stride in strides]
-        layers = tuple(layer.select_rows(sizes, row_strides, offset // self.classes) for layer in self.layers)
+        layers = tuple(
+            layer.with_input(strided_rows(layer.input, sizes, row_strides, offset // self.classes))
+            for layer in self.layers
+        )
         return LogitSum(layers, self.vectors, self.bound, self.dtype, self.options)
 
     def selected(self, mask: Tensor) -> "LogitSum | None":

@@ -8,18 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = [
-    "Options",
-    "TensorLists",
-    "are_plain",
-    "batches",
-    "is_dense",
-    "is_dtensor",
-    "is_plain",
-    "local",
-    "mark_modified",
-]
-
 
 class Options(NamedTuple):
     """The options of a step; see :class:`torch_aclnn_ops.optim.FusedEmaAdam`."""
