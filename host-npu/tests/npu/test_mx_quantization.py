@@ -62,6 +62,7 @@ def _floats(x, scale, axis):
 
 def _refusals(x, operands, grouped):
     halves = {"output_dtype": torch.bfloat16}
+    blocks = {"group_sizes": [1, 1, 32], **halves}
     quantize = functools.partial(torch_npu.npu_dynamic_mx_quant, dst_type=torch.float8_e5m2)
     calls = {
         "float4": lambda: torch_npu.npu_dynamic_mx_quant(x),
@@ -74,7 +75,12 @@ def _refusals(x, operands, grouped):
         "short floats": lambda: quantize(x[:, :31].float()),
         "groups": lambda: _product(*operands, **halves),
         "weight": lambda: _grouped(grouped[0], grouped[1].view(torch.int8), *grouped[2:], **halves),
-        "scales": lambda: _product(*operands[:2], operands[2][:3], operands[3], group_sizes=[1, 1, 32], **halves),
+        "scales": lambda: _product(*operands[:2], operands[2][:3], operands[3], **blocks),
+        "batches": lambda: _product(operands[0][None], *operands[1:], **blocks),
+        "bias": lambda: _product(*operands, bias=torch.zeros(4).half().npu(), **blocks),
+        "integers": lambda: _product(*operands, **blocks | {"output_dtype": torch.int32}),
+        "int8": lambda: _product(*(each.view(torch.int8) for each in operands[:2]), *operands[2:], **halves),
+        "bias of groups": lambda: _grouped(*grouped, bias=[torch.zeros(3, 4).npu()], **halves),
         "other functions": lambda: torch_npu.npu_swiglu(operands[0]),
     }
     return {name: error_of(call) for name, call in calls.items()}
@@ -121,7 +127,8 @@ def _compute():
         same = [every.t().contiguous().t(), every.clone(), torch.cat([every[:3], every[3:]])]
         found["copies", dtype] = [copy.cpu().view(torch.uint8).flatten().tolist() for copy in same]
         found["floats", dtype] = [every.t().to(to).t().cpu() for to in (torch.float32, torch.float16, torch.bfloat16)]
-        found["errors"]["to", dtype] = error_of(lambda every=every, dtype=dtype: every.float().to(dtype))
+        refused = every.int, functools.partial(every.float().to, dtype)
+        found["conversions", dtype] = [error_of(call) for call in refused]
     return found
 
 
@@ -225,6 +232,11 @@ def test_groups_of_rows_are_multiplied_with_their_matrices(computed):
         ("groups", "multiplies int8 matrices only"),
         ("weight", "x and weight have dtypes float8_e4m3fn and int8 instead of float8_e4m3fn or float8_e5m2"),
         ("scales", "a scale has shape [3, 2, 2] instead of [5, 2, 2]"),
+        ("batches", "matrices in blocks have shapes [1, 5, 70] and [70, 4] instead of [M, K] and [K, N]"),
+        ("bias", "bias has dtype float16 instead of float32"),
+        ("integers", "out has dtype int32 instead of float16, bfloat16 or float32"),
+        ("int8", "x2Scale has dtype float8_e8m0fnu"),
+        ("bias of groups", "multiplies groups of blocks without a bias"),
         ("other functions", "float8_e4m3fn"),
     ],
 )
@@ -240,7 +252,8 @@ def test_numbers_of_8_bits_are_copied_and_converted_to_floats(dtype, computed):
         expected = every.view(16, 16).view(dtype).to(floats.dtype)
         assert torch.equal(floats.isnan(), expected.isnan())
         assert torch.equal(floats.nan_to_num(), expected.nan_to_num())
-    assert "the host NPU does not convert float32 to float8" in computed["errors"]["to", dtype]
+    for error in computed["conversions", dtype]:
+        assert "the host NPU does not convert float" in error
 
 
 def test_other_chips_have_no_blocks():
