@@ -110,14 +110,8 @@ POSITIONS = Case(
 
 # So few logits are computed in one chunk, and in 32 and 16 bits by torch's own functions; all cases run in two chunks.
 @pytest.mark.every_nth_case(3)
-class TestFused(DropInContract):
-    CASES = FUSED_CASES
-    ROUNDINGS = 4.0
-
-
-@pytest.mark.every_nth_case(3)
-class TestChunked(DropInContract):
-    CASES = [*CHUNKED_CASES, POSITIONS]
+class TestFewLogits(DropInContract):
+    CASES = [*FUSED_CASES, POSITIONS, *CHUNKED_CASES]
     ROUNDINGS = 4.0
 
 
