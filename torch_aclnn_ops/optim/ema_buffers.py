@@ -18,11 +18,8 @@ _LOAD = "FusedEmaAdam.load_state_dict"
 _AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class PreparedBuffers(NamedTuple):
-    """Buffers in the dtype of their averages, and all averages by name, before they are updated."""
-
-    buffers: list[Tensor]
-    averages: dict[str, Tensor]
+# By name, a buffer in the dtype of its average, and the average, before it is updated.
+PreparedBuffers = dict[str, tuple[Tensor, Tensor]]
 
 
 class EmaBuffers:
@@ -48,24 +45,23 @@ class EmaBuffers:
                 "FusedEmaAdam.step: with ema_buffers all parameter groups must have the same options of the EMA, but"
                 f" they have {schedules}"
             )
-        prepared = PreparedBuffers([], {})
+        prepared: PreparedBuffers = {}
         for name, buffer in self._averaged().items():
             dtype, known = dtype_of_states(buffer, True), self.averages.get(name)
             # With the device, because torch_npu 2.9 does not copy in to(dtype, copy=True).
             average = (buffer.detach() if known is None else known).to(buffer.device, dtype, copy=known is None)
-            prepared.averages[name] = average
-            prepared.buffers.append(buffer.detach().to(dtype))
+            prepared[name] = buffer.detach().to(dtype), average
         return prepared
 
     def are_new(self, prepared: PreparedBuffers) -> bool:
         """Return whether prepared averages are other tensors than those of the last step."""
-        return any(average is not self.averages.get(name) for name, average in prepared.averages.items())
+        return any(average is not self.averages.get(name) for name, (_, average) in prepared.items())
 
     def update(self, prepared: PreparedBuffers, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
         """Update the averages as those of parameters without a gradient; ``steps`` are the counts of all parameters."""
-        self.averages = prepared.averages
-        if self.averages:
-            lists = ParamsWithoutGrad(prepared.buffers, list(self.averages.values()), steps)
+        self.averages = {name: average for name, (_, average) in prepared.items()}
+        if prepared:
+            lists = ParamsWithoutGrad([buffer for buffer, _ in prepared.values()], [*self.averages.values()], steps)
             update_ema_params(lists, steps, options, schedule)
 
     def states(self) -> dict[Tensor, dict[str, Tensor]]:
