@@ -73,20 +73,20 @@ struct Function {
     AnyFunction own;
     AnyFunction* phase_one;
     AnyFunction* phase_two;
-    AnyFunction refusal;
+    // As it is: with a cast, a program would make this table when it begins, which takes long to compile.
+    aclnnStatus (*refusal)();
     bool has_rules = false;
 
     const char* how_answered() const {
         // Asked by name, so that a library whose names were changed by a test can be loaded.
         if (reinterpret_cast<AnyFunction>(dlsym(RTLD_DEFAULT, name.data())) != own) return "checks";
-        if (*phase_two == refusal) return "refused";
+        if (*phase_two == reinterpret_cast<AnyFunction>(refusal)) return "refused";
         return has_rules ? "rules" : "formula";
     }
 };
 
-Function functions[] = {
-#define HOST_NPU_FUNCTION(name) \
-    {#name, own_##name, &one_of_##name, &two_of_##name, reinterpret_cast<AnyFunction>(refuse_##name)},
+constinit Function functions[] = {
+#define HOST_NPU_FUNCTION(name) {#name, own_##name, &one_of_##name, &two_of_##name, refuse_##name},
 #include "opapi_functions.inc"
 #undef HOST_NPU_FUNCTION
 };
