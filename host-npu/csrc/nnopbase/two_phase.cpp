@@ -84,12 +84,12 @@ PhaseOne::PhaseOne(const Api& api, std::uint64_t* workspace_size, aclOpExecutor*
 
 void PhaseOne::append(const void* bytes, std::size_t size) { key_.append(static_cast<const char*>(bytes), size); }
 
-// The key does not contain addresses, but which arguments are the same object.
 aclnnStatus PhaseOne::run(const void* object, Plan (*build)(const void* object)) {
     if (const auto done = begin()) return *done;
     return guarded([&] { return finish(build(object)); });
 }
 
+// The key does not contain addresses, but which arguments are the same object.
 void PhaseOne::add(const aclTensor* tensor) {
     note_if_destroyed(tensor);
     const auto first = std::find(tensors_.begin(), tensors_.end(), tensor) - tensors_.begin();

@@ -9,7 +9,7 @@ import torch
 import torch_npu
 from tests._process import error_of, on_npu
 
-pytestmark = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 lacks npu_anti_mx_quant")
+pytestmark = pytest.mark.skipif(not hasattr(torch_npu, "npu_anti_mx_quant"), reason="torch_npu 2.9 lacks the functions")
 
 # The largest number of a dtype, and its bits after the first one.
 _DTYPES = {torch.float8_e4m3fn: (448.0, 3), torch.float8_e5m2: (57344.0, 2)}
@@ -52,7 +52,7 @@ def _grouped(x, weight, x_scale, scale, **options):
     dtypes = {"scale_dtype": e8m0, "per_token_scale_dtype": e8m0, "x_dtype": x.dtype, "weight_dtype": weight.dtype}
     groups = {"group_list": torch.tensor(_GROUPS).npu(), "group_list_type": 1, "group_type": 0, "split_item": 2}
     lists = {"scale": [scale], "per_token_scale": [x_scale]}
-    [y] = torch_npu.npu_grouped_matmul([x], [weight], **lists, **groups, **dtypes, **options)
+    [y] = torch_npu.npu_grouped_matmul([x], [weight], **lists, **dtypes, **(groups | options))
     return y
 
 
@@ -88,6 +88,7 @@ def _refusals(x, operands, grouped):
         ),
         "int8": lambda: _product(*(each.view(torch.int8) for each in operands[:2]), *operands[2:], **halves),
         "bias of groups": lambda: _grouped(*grouped, bias=[torch.zeros(3, 4).npu()], **halves),
+        "groups of columns": lambda: _grouped(grouped[0].t(), grouped[0], *grouped[2:], group_type=2, **halves),
         "other functions": lambda: torch_npu.npu_swiglu(operands[0]),
     }
     return {name: error_of(call) for name, call in calls.items()}
@@ -245,6 +246,7 @@ def test_groups_of_rows_are_multiplied_with_their_matrices(computed):
         ("scale of floats", "matrices in blocks need x1Scale and x2Scale of dtype float8_e8m0fnu"),
         ("int8", "x2Scale has dtype float8_e8m0fnu"),
         ("bias of groups", "multiplies groups of blocks without a bias"),
+        ("groups of columns", "one x of rows in groups (group_type 0)"),
         ("other functions", "float8_e4m3fn"),
     ],
 )
