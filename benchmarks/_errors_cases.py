@@ -8,7 +8,7 @@ from typing import Any
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional, ops
 from torch_aclnn_ops._numerics import accumulation_dtype
-from torch_aclnn_ops._torch_compat.optimizer import fused_adamw_
+from torch_aclnn_ops._torch_compat.private import fused_adamw_
 
 import torch
 from torch import Tensor

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._memory import first_overlap, overlaps_itself
-from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor
+from torch_aclnn_ops._torch_compat.private import is_functorch_wrapped_tensor
 from torch_aclnn_ops._torch_compat.public import Buffer, get_proxy_mode, in_jit_trace
 
 import torch

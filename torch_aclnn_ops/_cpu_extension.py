@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops._built_for import incompatibility
-from torch_aclnn_ops._torch_compat.modes import assume_constant_result, disable_current_modes
+from torch_aclnn_ops._torch_compat.private import assume_constant_result, disable_current_modes
 from torch_aclnn_ops._torch_compat.public import cpu_capability
 
 import torch

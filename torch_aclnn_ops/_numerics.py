@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from torch_aclnn_ops._nested import leaves
-from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled, is_autocast_available
+from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled, is_autocast_available
 
 import torch
 from torch import Tensor

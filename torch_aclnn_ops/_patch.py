@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops import functional
 from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops._switch import Switch, lock
-from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
+from torch_aclnn_ops._torch_compat.private import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch_aclnn_ops._torch_compat.derivatives import (
+from torch_aclnn_ops._torch_compat.private import (
+    assume_constant_result,
     get_interpreter_stack,
     get_unwrapped,
     in_forward_ad,
@@ -11,7 +12,6 @@ from torch_aclnn_ops._torch_compat.derivatives import (
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
 )
-from torch_aclnn_ops._torch_compat.modes import assume_constant_result
 from torch_aclnn_ops._torch_compat.public import in_jit_trace
 
 import torch

@@ -14,8 +14,7 @@ from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import check_device, describe
 from torch_aclnn_ops._limits import EVERY_CHIP, Limits, why_not_chip, why_not_rank
 from torch_aclnn_ops._numerics import without_autocast
-from torch_aclnn_ops._torch_compat.derivatives import AutoDispatchBelowAutograd, after_autograd_keyset
-from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
+from torch_aclnn_ops._torch_compat.private import AutoDispatchBelowAutograd, after_autograd_keyset, in_dispatch_mode
 from torch_aclnn_ops._torch_compat.public import register_vmap
 
 import torch

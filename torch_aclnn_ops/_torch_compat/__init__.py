@@ -1,8 +1,7 @@
 """Compatibility layer: all uses of private or version-dependent names of torch.
 
-The package supports torch 2.9 to 2.14. ``public`` has the documented names that depend on the version; the other
-modules have private names, grouped by the feature that needs them: ``derivatives``, ``modes`` (dispatch, autocast and
-compilation), ``optimizer``, ``distributed`` and ``fsdp``. Names without a comment exist in all supported versions.
+The package supports torch 2.9 to 2.14. ``public`` has the documented names that depend on the version, ``private`` the
+others. Names without a comment exist in all supported versions.
 """
 
 import torch
@@ -22,6 +21,6 @@ def _unsupported_version(reason: str = "") -> ImportError:
 if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
     raise _unsupported_version()
 try:
-    from torch_aclnn_ops._torch_compat import derivatives, distributed, fsdp, modes, optimizer, public  # noqa: F401
+    from torch_aclnn_ops._torch_compat import private, public  # noqa: F401
 except (AttributeError, ImportError) as error:
     raise _unsupported_version(f", which lacks a required name ({error})") from error

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops._checks import Reduction, drop_in, is_expandable
 from torch_aclnn_ops._numerics import widen, without_autocast
-from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
     check_no_tangent,

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
-from torch_aclnn_ops._torch_compat.modes import in_ddp_with_static_graph
-from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops._torch_compat.private import in_ddp_with_static_graph, modules_sharded_with, version_of
 
 import torch
 from torch import Tensor, nn

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from torch_aclnn_ops._checks import check_bool
 from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops._torch_compat.modes import ddp_searches_outputs
+from torch_aclnn_ops._torch_compat.private import ddp_searches_outputs
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import (

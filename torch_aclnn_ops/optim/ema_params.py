@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch_aclnn_ops._checks import check_bool, describe
-from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
+from torch_aclnn_ops._torch_compat.private import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.lists import local
 from torch_aclnn_ops.optim import checkpoints
 from torch_aclnn_ops.optim.captures import Captures

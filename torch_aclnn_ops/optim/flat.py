@@ -5,7 +5,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from torch_aclnn_ops._cpu_extension import holds
-from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
+from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_plain
 from torch_aclnn_ops.optim.flat_buffer import FlatBuffer
 from torch_aclnn_ops.optim.state import dtype_of_states

@@ -5,7 +5,7 @@ from operator import attrgetter, ne
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._cpu_extension import have_grads, placement
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_
+from torch_aclnn_ops._torch_compat.private import foreach_copy_
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, is_plain
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import (

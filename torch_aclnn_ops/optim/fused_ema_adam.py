@@ -6,7 +6,7 @@ from operator import is_
 from typing import Any, NamedTuple, overload
 
 from torch_aclnn_ops._call_log import log_detail
-from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
+from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists

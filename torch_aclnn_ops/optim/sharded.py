@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from torch_aclnn_ops._files import replacing
-from torch_aclnn_ops._torch_compat.fsdp import (
+from torch_aclnn_ops._torch_compat.private import (
     Fsdp1Unit,
     Fsdp2Unit,
     fsdp1_groups,

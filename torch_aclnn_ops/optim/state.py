@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._cpu_extension import have_items, holds
-from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops._torch_compat.private import version_of
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 
 import torch

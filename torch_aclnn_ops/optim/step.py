@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, foreach_lerp_, per_optimizer_state
+from torch_aclnn_ops._torch_compat.private import foreach_copy_, foreach_lerp_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops.ema_adam.kernels import update
 from torch_aclnn_ops.ops.ema_adam.lists import (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from zlib import crc32
 
 from torch_aclnn_ops._checks import values_are_readable
-from torch_aclnn_ops._torch_compat.modes import assume_constant_result
+from torch_aclnn_ops._torch_compat.private import assume_constant_result
 
 import torch
 from torch import Tensor

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._checks import check_floating_point, describe
-from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 
 import torch

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._checks import describe
-from torch_aclnn_ops._torch_compat.distributed import dtensor_of_local
+from torch_aclnn_ops._torch_compat.private import dtensor_of_local
 from torch_aclnn_ops.functional._head.agreement import ROWS, raise_mismatch
 from torch_aclnn_ops.functional._head.collectives import Members, gather_constant
 

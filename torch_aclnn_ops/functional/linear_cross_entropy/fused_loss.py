@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import is_batched, scatter, vjp
 from torch_aclnn_ops._checks import values_are_readable
-from torch_aclnn_ops._torch_compat.derivatives import fast_apply
+from torch_aclnn_ops._torch_compat.private import fast_apply
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, check_targets
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import SharedVocabulary

@@ -17,7 +17,7 @@ from torch_aclnn_ops._checks import (
 from torch_aclnn_ops._limits import why_not_dtype
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._switch import why_disabled
-from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
+from torch_aclnn_ops._torch_compat.private import in_dispatch_mode
 
 import torch
 from torch import Tensor

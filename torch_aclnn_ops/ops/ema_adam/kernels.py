@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
-from torch_aclnn_ops._torch_compat.optimizer import (
+from torch_aclnn_ops._torch_compat.private import (
     foreach_add_,
     foreach_copy_,
     foreach_lerp_,
