@@ -7,7 +7,7 @@ from typing import Any
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional, ops
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat.private import fused_adamw_
 
 import torch

@@ -25,7 +25,6 @@ LAYERS = (
     ("torch_aclnn_ops.functional",),
     ("torch_aclnn_ops.nn", "torch_aclnn_ops.optim"),
     (
-        "torch_aclnn_ops._explain",
         "torch_aclnn_ops._patch",
         "torch_aclnn_ops._installation",
         "torch_aclnn_ops._verification",

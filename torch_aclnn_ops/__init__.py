@@ -3,10 +3,9 @@
 from torch_aclnn_ops import _torch_npu as _torch_npu  # isort: skip  (before anything imports torch)
 from torch_aclnn_ops import _torch_compat as _torch_compat  # isort: skip  (refuses a torch that does not fit)
 from torch_aclnn_ops import _extension, functional, nn, ops, optim
-from torch_aclnn_ops._explain import explain
+from torch_aclnn_ops._call_log import Report, explain, report
 from torch_aclnn_ops._extension import check_values, launches
 from torch_aclnn_ops._patch import patch
-from torch_aclnn_ops._report import Report, report
 from torch_aclnn_ops._switch import disabled
 from torch_aclnn_ops._version import __version__
 

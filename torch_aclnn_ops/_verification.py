@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from torch_aclnn_ops import functional
 from torch_aclnn_ops._checks import DROP_INS
-from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
@@ -58,9 +57,9 @@ class Call(NamedTuple):
 
 
 def _dtypes_of(device: str) -> list[torch.dtype]:
-    """Return the dtypes that a device computes in, the 16-bit dtype for training last."""
-    lacking = set(HALF_DTYPES).difference(half_dtypes(device))
-    return [dtype for dtype in _TOLERANCES if dtype not in lacking]
+    """Return the dtypes that a device computes in, the 16-bit dtype for training last; some NPUs lack bfloat16."""
+    has_bfloat16 = device != "npu" or torch.npu.is_bf16_supported()  # type: ignore[attr-defined]
+    return [dtype for dtype in _TOLERANCES if has_bfloat16 or dtype != torch.bfloat16]
 
 
 def _normal(*shape: int) -> Tensor:

@@ -5,8 +5,17 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._checks import Divergence, Reduction, check_choice, raise_for_missing_names
-from torch_aclnn_ops._head_options import AT_LEAST_1, NON_NEGATIVE, check_beta, check_number, check_options
+from torch_aclnn_ops._checks import (
+    AT_LEAST_1,
+    NON_NEGATIVE,
+    Divergence,
+    Reduction,
+    check_beta,
+    check_choice,
+    check_number,
+    check_options,
+    raise_for_missing_names,
+)
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import OutputName

@@ -7,7 +7,7 @@ from typing import Any
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
 from torch_aclnn_ops._call_log import is_logging_in_eager_mode
-from torch_aclnn_ops._numerics import DTYPES
+from torch_aclnn_ops._tensors import DTYPES
 from torch_aclnn_ops._torch_compat.private import fast_apply
 
 import torch

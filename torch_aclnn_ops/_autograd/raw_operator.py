@@ -12,8 +12,8 @@ from torch_aclnn_ops._autograd.raw_function import as_tuple, raw_function
 from torch_aclnn_ops._autograd.schema import arguments_of, signature_of
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import check_device, describe
-from torch_aclnn_ops._limits import EVERY_CHIP, Limits, why_not_chip, why_not_rank
-from torch_aclnn_ops._numerics import without_autocast
+from torch_aclnn_ops._extension import EVERY_CHIP, Limits, why_not_chip, why_not_rank
+from torch_aclnn_ops._tensors import without_autocast
 from torch_aclnn_ops._torch_compat.private import AutoDispatchBelowAutograd, after_autograd_keyset, in_dispatch_mode
 from torch_aclnn_ops._torch_compat.public import register_vmap
 

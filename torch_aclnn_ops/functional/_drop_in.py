@@ -6,8 +6,8 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import describe
-from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import why_disabled
+from torch_aclnn_ops._tensors import is_autocast_on
 from torch_aclnn_ops._torch_compat.public import Buffer
 
 import torch

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._head_options import NON_NEGATIVE, POSITIVE, check_number
+from torch_aclnn_ops._checks import NON_NEGATIVE, POSITIVE, check_choice, check_number
 
 import torch
 from torch import Tensor

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops._checks import Reduction, drop_in, is_expandable
-from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,

@@ -3,9 +3,17 @@
 import math
 from typing import Literal
 
-from torch_aclnn_ops._checks import check_bool, check_choice, describe, values_are_readable
-from torch_aclnn_ops._head_options import AT_LEAST_1, POSITIVE, check_number, check_scalar
-from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops._checks import (
+    AT_LEAST_1,
+    POSITIVE,
+    check_bool,
+    check_choice,
+    check_number,
+    check_scalar,
+    describe,
+    values_are_readable,
+)
+from torch_aclnn_ops._tensors import widen
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
 from torch_aclnn_ops.functional._policy_formulas import (
     SAPO_TEMPERATURES,

@@ -4,9 +4,18 @@ The log-probabilities are the negated losses of ``linear_cross_entropy(..., redu
 rows are never materialized. 16-bit inputs are computed in float32. All derivatives are supported.
 """
 
-from torch_aclnn_ops._checks import Reduction, check_bool, values_are_readable
-from torch_aclnn_ops._head_options import FINITE, NON_NEGATIVE, POSITIVE, check_number, check_scalar, check_shift
-from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops._checks import (
+    FINITE,
+    NON_NEGATIVE,
+    POSITIVE,
+    Reduction,
+    check_bool,
+    check_number,
+    check_scalar,
+    check_shift,
+    values_are_readable,
+)
+from torch_aclnn_ops._tensors import widen
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
 from torch_aclnn_ops.functional._pairs import OF_REFERENCES, DPOLossType, LossType, Pairs, loss_of_pairs, reduce_losses
 

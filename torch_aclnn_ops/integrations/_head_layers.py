@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
-from torch_aclnn_ops._numerics import is_autocast_on
+from torch_aclnn_ops._tensors import is_autocast_on
 from torch_aclnn_ops._torch_compat.private import in_ddp_with_static_graph, modules_sharded_with, version_of
 
 import torch

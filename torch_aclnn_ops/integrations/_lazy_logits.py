@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
-from torch_aclnn_ops._nested import leaves, map_nested
+from torch_aclnn_ops._tensors import leaves, map_nested
 from torch_aclnn_ops.integrations import _lazy_operations
 from torch_aclnn_ops.integrations._lazy_operations import METHODS, NAMES, VIEWS
 from torch_aclnn_ops.integrations._log_probabilities import LogProbabilities

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch_aclnn_ops._report import Report
+from torch_aclnn_ops._call_log import Report
 from torch_aclnn_ops.optim import FusedEmaAdam
 from torch_aclnn_ops.optim.swap import restore_dtype
 

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from torch_aclnn_ops._checks import check_bool
-from torch_aclnn_ops._head_options import check_memory
+from torch_aclnn_ops._checks import check_bool, check_memory
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.private import ddp_searches_outputs
 from torch_aclnn_ops.integrations import _lazy_heads

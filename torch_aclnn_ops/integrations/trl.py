@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._head_options import check_memory
-from torch_aclnn_ops._numerics import is_autocast_on
+from torch_aclnn_ops._checks import check_memory
 from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._tensors import is_autocast_on
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import OutputName
 from torch_aclnn_ops.integrations._head_layers import is_plain
 from torch_aclnn_ops.integrations._materializations import record_of

@@ -2,8 +2,8 @@
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_expandable, check_floating_point, check_reduction
-from torch_aclnn_ops._limits import why_not_dtype
-from torch_aclnn_ops._numerics import HALF_DTYPES, widen
+from torch_aclnn_ops._extension import why_not_dtype
+from torch_aclnn_ops._tensors import HALF_DTYPES, widen
 
 import torch
 from torch import Tensor

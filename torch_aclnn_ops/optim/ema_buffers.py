@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._checks import describe
-from torch_aclnn_ops._memory import overlaps_itself
+from torch_aclnn_ops._tensors import DTYPES, overlaps_itself
 from torch_aclnn_ops.ops.ema_adam.lists import Options, is_plain
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import dtype_of_states
@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 _LOAD = "FusedEmaAdam.load_state_dict"
-_AVERAGED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 
 # By name, a buffer in the dtype of its average, and the average, before it is updated.
 PreparedBuffers = dict[str, tuple[Tensor, Tensor]]
@@ -107,7 +105,7 @@ class EmaBuffers:
     def _averaged(self) -> dict[str, Tensor]:
         """Return the floating-point buffers, a shared one once."""
         named = () if self.module is None else self.module.named_buffers()
-        found = {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED}
+        found = {name: buffer for name, buffer in named if buffer.dtype in DTYPES}
         for name, buffer in found.items():
             shape = self.averages.get(name, buffer).shape
             if not _is_writable(buffer) or buffer.shape != shape:

@@ -10,6 +10,7 @@ from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._cpu_extension import have_items, holds
+from torch_aclnn_ops._tensors import HALF_DTYPES
 from torch_aclnn_ops._torch_compat.private import version_of
 from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 
@@ -19,7 +20,6 @@ from torch.optim.optimizer import Optimizer
 
 # The names of the first two are PyTorch's; "ema_params" is also used by MindSpeed and torchtitan.
 TENSOR_STATES = ("exp_avg", "exp_avg_sq", "ema_params", "master_params")
-_16_BIT = (torch.float16, torch.bfloat16)
 
 
 def has_state(states: MutableMapping[Tensor, Any], param: Tensor) -> bool:
@@ -34,7 +34,7 @@ def states_of_params(states: MutableMapping[Any, Any]) -> list[tuple[Tensor, dic
 
 def dtype_of_states(param: Tensor, master_weights: bool) -> torch.dtype:
     """Return the common dtype of all states of a parameter, as the operator requires."""
-    return torch.float32 if master_weights and param.dtype in _16_BIT else param.dtype
+    return torch.float32 if master_weights and param.dtype in HALF_DTYPES else param.dtype
 
 
 def check_shape(what: str, value: Tensor, param: Tensor, name: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._tensors import DTYPES
 from torch_aclnn_ops._torch_compat.private import foreach_copy_, foreach_lerp_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops.ema_adam.kernels import update
@@ -27,7 +28,6 @@ from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer
 
 _grad_of, _dtype_of, _layout_of = (attrgetter(name) for name in ("grad", "dtype", "layout"))
-_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
 
@@ -182,7 +182,7 @@ def _are_usual(params: list[Tensor]) -> bool:
     return (
         set(map(type, grads)) <= {Tensor}
         and set(map(type, params)) <= {Parameter}
-        and set(map(_dtype_of, params)) <= set(_REAL)
+        and set(map(_dtype_of, params)) <= set(DTYPES)
         and all(map(is_, map(_dtype_of, grads), map(_dtype_of, params)))
         and set(map(_layout_of, grads)) <= {torch.strided}
     )
@@ -197,7 +197,7 @@ def check_gradients(groups: list[dict[str, Any]], known: Collection[int]) -> Non
             grad = param.grad
             # PyTorch guarantees that a gradient has its parameter's shape and device.
             are_plain = type(grad) is Tensor and type(param) is Parameter
-            if grad is None or (are_plain and grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
+            if grad is None or (are_plain and grad.dtype is param.dtype in DTYPES and grad.layout is torch.strided):
                 continue
             reason = mismatch(grad, param)
             if reason:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
-from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops._tensors import widen
 from torch_aclnn_ops._torch_compat.private import c10d_functional, device_types_of_group, is_legacy_batchedtensor
 
 import torch

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.functional._head.loss import HEAD_TENSORS, HeadLoss
 
 import torch

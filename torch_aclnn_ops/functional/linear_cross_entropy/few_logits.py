@@ -5,8 +5,8 @@ from typing import Any
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._call_log import is_logging_in_eager_mode
 from torch_aclnn_ops._checks import values_are_readable
-from torch_aclnn_ops._numerics import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._tensors import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import check_no_tangent
 from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast

@@ -11,7 +11,7 @@ everything else                ``loss_of_statistics``: from differentiable stati
 
 from collections.abc import Callable
 
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.functional._drop_in import check_no_tangent
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.shards import VocabularyShards

@@ -4,9 +4,8 @@ from collections.abc import Collection, Iterator
 from numbers import Integral, Real
 from typing import Any
 
-from torch_aclnn_ops._checks import check_bool, describe
-from torch_aclnn_ops._head_options import check_memory, check_shift
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._checks import check_bool, check_memory, check_shift, describe
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, lower_precision_autocast_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput

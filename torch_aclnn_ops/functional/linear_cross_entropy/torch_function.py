@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from torch_aclnn_ops._call_log import Implementation, log_call
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat import public
 from torch_aclnn_ops._torch_compat.public import Buffer, LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
-from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._tensors import accumulation_dtype, widen
 from torch_aclnn_ops.functional._head.agreement import ROWS, Agreed, Summary, compare_summaries, nan_if, summarize
 from torch_aclnn_ops.functional._head.collectives import (
     Members,

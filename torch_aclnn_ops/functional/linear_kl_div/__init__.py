@@ -9,8 +9,17 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, get_args
 
-from torch_aclnn_ops._checks import Divergence, Reduction, check_bool, check_choice
-from torch_aclnn_ops._head_options import NON_NEGATIVE, check_beta, check_memory, check_number, check_shift
+from torch_aclnn_ops._checks import (
+    NON_NEGATIVE,
+    Divergence,
+    Reduction,
+    check_beta,
+    check_bool,
+    check_choice,
+    check_memory,
+    check_number,
+    check_shift,
+)
 from torch_aclnn_ops._torch_compat.private import disable_compilation
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import check_not_local_shard, shards_of

@@ -3,8 +3,7 @@
 from numbers import Integral
 from typing import Any
 
-from torch_aclnn_ops._checks import describe, values_are_readable
-from torch_aclnn_ops._head_options import AT_LEAST_1, check_number
+from torch_aclnn_ops._checks import AT_LEAST_1, check_number, describe, values_are_readable
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
 from torch_aclnn_ops.functional._head.arguments import check_constant, flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.shards import is_dtensor

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from torch_aclnn_ops._checks import Divergence
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops._head.products import has_bfloat16_units

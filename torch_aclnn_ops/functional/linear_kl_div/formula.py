@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from torch_aclnn_ops._checks import Divergence
-from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops.functional.linear_kl_div.call import Call
 from torch_aclnn_ops.ops._head.chunks import IGNORED
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
 from torch_aclnn_ops.functional._head.arguments import flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant

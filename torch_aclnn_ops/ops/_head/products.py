@@ -2,7 +2,7 @@
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
-from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops._tensors import accumulation_dtype, widen
 from torch_aclnn_ops.ops._head.tiling import Sizes, Tiling, slices
 
 import torch

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype
 
 import torch
 

@@ -14,9 +14,9 @@ from torch_aclnn_ops._checks import (
     check_shape,
     values_are_readable,
 )
-from torch_aclnn_ops._limits import why_not_dtype
-from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._extension import why_not_dtype
 from torch_aclnn_ops._switch import why_disabled
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode
 
 import torch

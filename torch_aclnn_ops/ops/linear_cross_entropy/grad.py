@@ -5,7 +5,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
-from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops._tensors import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import CHIPS, linear_limits, unpack_mask
 
 import torch

@@ -5,8 +5,8 @@ The choice is made once per call and applies to its gradients too.
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
-from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops._switch import is_disabled, why_disabled
+from torch_aclnn_ops._tensors import without_autocast
 from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
 from torch_aclnn_ops.ops._head.products import Head, has_logits_kernel
 from torch_aclnn_ops.ops._head.tiling import rows_of_block

@@ -2,7 +2,7 @@
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
-from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops._tensors import accumulation_dtype, widen
 
 import torch
 from torch import Tensor

@@ -4,7 +4,7 @@ Everything is computed in float32 (float64 for float64): in place by :func:`redu
 differentiable calls by :func:`statistics_of_rows`, for derivatives that the kernels do not have.
 """
 
-from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED, Coefficients, Statistics
 

@@ -1,11 +1,78 @@
-"""Which tensors share memory."""
+"""What every layer needs of tensors: dtypes and autocast, nested structures, and memory that they share."""
 
+import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled, is_autocast_available
 
 import torch
 from torch import Tensor
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, *HALF_DTYPES)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype an operator computes in: float64 for float64, else float32, as on the device."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Cast to the accumulation dtype, so that 16-bit results are rounded only once, at the end."""
+    return tensor.to(accumulation_dtype(tensor.dtype))
+
+
+def is_autocast_on(tensor: Tensor) -> bool:
+    """Return whether autocast is enabled for a tensor's device type."""
+    device_type = tensor.device.type
+    return (tensor.is_cpu or is_autocast_available(device_type)) and torch.is_autocast_enabled(device_type)
+
+
+def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Decorate a function to run with autocast disabled, which would otherwise cast matrix products to 16 bits.
+
+    The device type is that of the first tensor argument, which may be nested in a tuple.
+    """
+
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        if is_any_autocast_enabled():
+            tensor = next(arg for arg in leaves(args) if isinstance(arg, Tensor))
+            if is_autocast_on(tensor):
+                with torch.autocast(tensor.device.type, enabled=False):
+                    return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return a copy of a nested structure with ``function`` applied to each leaf."""
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps the class
+        for key, one in value.items():
+            copied[key] = map_nested(function, one)
+        return copied
+    if isinstance(value, (list, tuple)):
+        mapped = [map_nested(function, one) for one in value]
+        return value._make(mapped) if hasattr(value, "_make") else type(value)(mapped)
+    return function(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the leaves of a nested structure: whatever is not a list, tuple or dictionary."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from leaves(one)
+    else:
+        yield value
 
 
 def extent(tensor: Tensor) -> int:
