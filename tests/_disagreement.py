@@ -12,27 +12,30 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_map_only
 
-ROWS, FEATURES, SIZES = 6, 8, (12, 10)
-CLASSES = sum(SIZES)
+ROWS, FEATURES = 6, 8
+# The classes of each rank; 128 are enough for CANN's operators, which take 16 bits.
+SIZES = {"few classes": (12, 10), "fused": (160, 128)}
+DTYPES = {"few classes": torch.float32, "fused": torch.bfloat16}
 OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
 SAME = "must be the same on every rank of process_group, but on this one it is"
 SAME_HEAD = (
-    "linear_weight must be this rank's shard of the head, but it is the same on every rank of process_group, with 22"
-    " rows; pass head.chunk(world_size)[rank]"
+    "linear_weight must be this rank's shard of the head, but it is the same on every rank of process_group, with"
+    " {rows} rows; pass head.chunk(world_size)[rank]"
 )
 
 
 class Arguments:
     """The arguments of a rank, and how many weights are trained."""
 
-    def __init__(self, rank, device, dtype=torch.float32):
+    def __init__(self, rank, device, kind="few classes", dtype=None):
+        sizes = SIZES[kind]
+        self.classes, self.dtype, self.options = sum(sizes), dtype or DTYPES[kind], {"vocab_sizes": sizes}
         generator = torch.Generator().manual_seed(0)
-        input, head = (torch.randn(n, FEATURES, generator=generator) for n in (ROWS, CLASSES))
-        self.rank, self.device, self.dtype = rank, device, dtype
-        self.input, self.head, self.whole_head = input, head.split(SIZES)[rank].clone(), head
-        self.target = torch.randint(CLASSES, (ROWS,), generator=generator)
+        input, head = (torch.randn(n, FEATURES, generator=generator) for n in (ROWS, self.classes))
+        self.rank, self.device = rank, device
+        self.input, self.head, self.whole_head = input, head.split(sizes)[rank].clone(), head
+        self.target = torch.randint(self.classes, (ROWS,), generator=generator)
         self.target[0] = 4
-        self.options = {"vocab_sizes": SIZES}
         self.is_trained = self.runs_backward = True
 
     def change(self, **values):
@@ -74,10 +77,10 @@ def _third(target, value):
 DIFFERENT_VALUES = {
     "inputs": ({}, lambda one: {"input": one.input + 1}, "input"),
     "last row": ({}, lambda one: {"input": one.input + torch.eye(ROWS)[-1:].T}, "input"),
-    "targets": ({}, lambda one: {"target": _third(one.target, int(one.target[3] + 1) % CLASSES)}, "target"),
+    "targets": ({}, lambda one: {"target": _third(one.target, int(one.target[3] + 1) % one.classes)}, "target"),
     "order of targets": ({"target": ORDERED}, lambda one: {"target": one.target.flip(0)}, "target"),
     "ignored row": ({}, lambda one: {"target": _third(one.target, -100)}, "target"),
-    "a target outside": ({}, lambda one: {"target": _third(one.target, CLASSES)}, "target"),
+    "a target outside": ({}, lambda one: {"target": _third(one.target, one.classes)}, "target"),
     "targets without vocab_sizes": (WITHOUT_SIZES, lambda one: {"target": _third(one.target, 9)}, "target"),
 }
 # Options of all ranks, and of rank 1.
@@ -104,7 +107,7 @@ CASES = {
     },
     "kind of target": (
         {},
-        lambda one: {"target": torch.nn.functional.one_hot(one.target, CLASSES).float()},
+        lambda one: {"target": torch.nn.functional.one_hot(one.target, one.classes).float()},
         f"whether target has probabilities {SAME}",
     ),
     "frozen input": (
@@ -130,16 +133,24 @@ CASES = {
 }
 CASES |= {
     f"the whole head{suffix}": (
-        lambda one, sizes=sizes: {"head": one.whole_head, "vocab_sizes": sizes},
+        lambda one, has_sizes=has_sizes: {
+            "head": one.whole_head,
+            "vocab_sizes": (one.classes, one.classes) if has_sizes else ...,
+        },
         lambda _: {},
         SAME_HEAD,
     )
-    for suffix, sizes in {"": (CLASSES, CLASSES), " without vocab_sizes": ...}.items()
+    for suffix, has_sizes in {"": True, " without vocab_sizes": False}.items()
+}
+# What CANN's operators do not take: with it on one rank, the ranks would do different things.
+NOT_FUSED = {
+    "chunk_size": lambda _: {"chunk_size": 3},
+    "a bias": lambda one: {"linear_bias": torch.zeros(len(one.head), dtype=one.dtype)},
 }
 
 
-def _run(rank, device, given, change, checks_values=False):
-    arguments = Arguments(rank, device)
+def _run(rank, device, kind, given, change, checks_values=False):
+    arguments = Arguments(rank, device, kind)
     arguments.change(**(given(arguments) if callable(given) else given))
     if rank == 1:
         arguments.change(**change(arguments))
@@ -150,27 +161,28 @@ def _run(rank, device, given, change, checks_values=False):
         torch_aclnn_ops.check_values(False)
 
 
-def _agreeing(rank, device):
+def _agreeing(rank, device, kind):
     """Return the results where nothing differs but the last bits of the input."""
-    arguments = Arguments(rank, device, torch.bfloat16)
+    arguments = Arguments(rank, device, kind, torch.bfloat16)
     return arguments.change(input=arguments.input * (1 + 2.0**-7 * (rank == 1))).result()
 
 
-def _constant_head(rank, device):
+def _constant_head(rank, device, kind):
     """Return the results of shards that are the same, because all weights are."""
-    half = CLASSES // 2
-    return Arguments(rank, device).change(head=torch.full((half, FEATURES), 0.5), vocab_sizes=(half, half)).result()
+    arguments = Arguments(rank, device, kind)
+    half, weight = arguments.classes // 2, 0.0 if kind == "fused" else 0.5  # whose logits are rounded to 16 bits
+    return arguments.change(head=torch.full((half, FEATURES), weight), vocab_sizes=(half, half)).result()
 
 
 def _fsdp2(rank, device, make_head):
     """Return the results if every rank has different rows."""
     torch.manual_seed(0)
-    head = nn.Linear(FEATURES, CLASSES, bias=False, device=device)
+    head = nn.Linear(FEATURES, 22, bias=False, device=device)
     mesh = dist.device_mesh.init_device_mesh(device, (dist.get_world_size(),))
     fully_shard(head, mesh=mesh)
     generator = torch.Generator().manual_seed(rank)
     input, target = torch.randn(ROWS, FEATURES, generator=generator), torch.randint(11, (ROWS,), generator=generator)
-    target[0] = CLASSES - 1
+    target[0] = 21
     weight, options = make_head(head.weight)
     try:
         loss = F.linear_cross_entropy(input.to(device), weight, target.to(device), **options)
@@ -187,17 +199,20 @@ HEADS = {
 }
 
 
-def results(device):
+def results(device, kind):
     """Run all cases as one of the processes."""
     rank = dist.get_rank()
+    changes = {name: (given, change) for name, (given, change, _) in CASES.items()}
+    if kind == "fused":
+        changes |= {name: ({}, change) for name, change in NOT_FUSED.items()}
     cases = {
-        f"{name}{', checked' * checks}": partial(_run, rank, device, given, change, checks)
+        f"{name}{', checked' * checks}": partial(_run, rank, device, kind, *change, checks)
         for checks in (False, True)
-        for name, (given, change, _) in CASES.items()
+        for name, change in changes.items()
     }
-    cases |= {f"head: {name}": lambda make=make: _fsdp2(rank, device, make) for name, make in HEADS.items()}
-    cases["agreeing"] = lambda: _agreeing(rank, device)
-    cases["constant head"] = lambda: _constant_head(rank, device)
+    cases |= {f"head: {name}": partial(_fsdp2, rank, device, make) for name, make in HEADS.items()}
+    cases["agreeing"] = partial(_agreeing, rank, device, kind)
+    cases["constant head"] = partial(_constant_head, rank, device, kind)
     return results_of(cases.items())
 
 
@@ -210,7 +225,7 @@ def compiled(device):
             arguments.change(**change(arguments))
         call = torch.compile(F.linear_cross_entropy, backend="aot_eager", fullgraph=True)
         input, head = arguments.input.to(device).requires_grad_(), arguments.head.to(device).requires_grad_()
-        loss = call(input, head, arguments.target.to(device), process_group=dist.group.WORLD, vocab_sizes=SIZES)
+        loss = call(input, head, arguments.target.to(device), process_group=dist.group.WORLD, **arguments.options)
         loss.backward()
         found.append((loss.item(), input.grad.sum().item(), head.grad.sum().item()))
     return found
