@@ -9,12 +9,16 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._autograd.raw_function import as_tuple, raw_function
-from torch_aclnn_ops._autograd.schema import arguments_of, signature_of
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import check_device, describe
 from torch_aclnn_ops._extension import EVERY_CHIP, Limits, why_not_chip, why_not_rank
 from torch_aclnn_ops._tensors import without_autocast
-from torch_aclnn_ops._torch_compat.private import AutoDispatchBelowAutograd, after_autograd_keyset, in_dispatch_mode
+from torch_aclnn_ops._torch_compat.private import (
+    AutoDispatchBelowAutograd,
+    after_autograd_keyset,
+    arguments_of,
+    in_dispatch_mode,
+)
 from torch_aclnn_ops._torch_compat.public import register_vmap
 
 import torch
@@ -25,7 +29,7 @@ Kernel = Callable[..., Any]
 NAMESPACE = "torch_aclnn_ops"
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "Tensor": ((Tensor,), "a Tensor"),
-    "Tensor?": ((Tensor, type(None)), "None or a Tensor"),
+    "Optional[Tensor]": ((Tensor, type(None)), "None or a Tensor"),
     "int": ((int, Integral, torch.SymInt), "an int"),
     "float": ((float, Real, torch.SymFloat), "a number"),
     "bool": ((bool, Integral, torch.SymBool), "a bool"),
@@ -79,16 +83,13 @@ class RawOperator:
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
-        self._arguments = arguments_of(schema)
-        self.is_mutable = any(argument.is_written for argument in self._arguments)
-        self._names = [argument.name for argument in self._arguments]
-        self._defaults = {
-            argument.name: argument.default
-            for argument in self._arguments
-            if argument.default is not inspect.Parameter.empty
-        }
-        self._positional = sum(not argument.is_keyword for argument in self._arguments)
-        self._types = [(argument.name, *_TYPES[argument.type]) for argument in self._arguments]
+        arguments = arguments_of(self.overload)
+        self._names = [one.name for one in arguments]
+        self._defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
+        self._positional = sum(not one.kwarg_only for one in arguments)
+        self._types = [(one.name, *_TYPES[str(one.type)]) for one in arguments]
+        self._written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
+        self.is_mutable = any(self._written)
         self._kernel = self._checked(without_autocast(kernel or formula))
         # Autocast does not affect any of the PyTorch kernels that cpu calls.
         self._cpu = cpu or without_autocast(kernel or formula)
@@ -189,7 +190,7 @@ class RawOperator:
     def why_not_dtype(self, dtype: torch.dtype) -> str | None:
         """Return why CANN's operator does not support matrices of this dtype, or ``None`` if it does."""
         example = torch.empty(256, 256, dtype=dtype, device="cpu")
-        return self.why_not_cann(*[example if argument.type == "Tensor" else None for argument in self._arguments])
+        return self.why_not_cann(*[example if types == (Tensor,) else None for _, types, _ in self._types])
 
     def why_not_this_chip(self) -> str | None:
         """Return why CANN's operator is not supported on this chip, or ``None`` if it is."""
@@ -219,8 +220,14 @@ class RawOperator:
         return (*args, *(values[name] for name in missing))
 
     def _raise_signature_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        no_default = inspect.Parameter.empty
+        parameters = [
+            inspect.Parameter(name, kinds[i >= self._positional], default=self._defaults.get(name, no_default))
+            for i, name in enumerate(self._names)
+        ]
         try:
-            signature_of(self._arguments).bind(*args, **kwargs)
+            inspect.Signature(parameters).bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
 
@@ -250,11 +257,9 @@ class RawOperator:
         self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         """Batching rule of a direct call: a loop, because ``torch.vmap`` of the formula cannot nest inside the rule."""
-        for argument, value, dim in zip(self._arguments, args, in_dims, strict=False):
-            if argument.is_written and isinstance(value, Tensor) and dim is None:
-                raise ValueError(
-                    f"{self.name}: {argument.name} must be batched by vmap, because every sample writes to it"
-                )
+        for name, is_written, value, dim in zip(self._names, self._written, args, in_dims, strict=False):
+            if is_written and isinstance(value, Tensor) and dim is None:
+                raise ValueError(f"{self.name}: {name} must be batched by vmap, because every sample writes to it")
         results = [self.overload(*sample, **kwargs) for sample in _samples(info, in_dims, args)]
         if results[0] is None:
             return None, None

@@ -69,7 +69,7 @@ def is_autocast_available(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 
 
-# Derivatives: autograd dispatch, torch.func transforms and forward-mode AD.
+# Operators and derivatives: schemas, autograd dispatch, torch.func transforms and forward-mode AD.
 AutoDispatchBelowAutograd = torch._C._AutoDispatchBelowAutograd
 after_autograd_keyset = torch._C._after_autograd_keyset
 get_interpreter_stack = _functorch.get_interpreter_stack
@@ -83,6 +83,12 @@ _is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 def in_forward_ad() -> bool:
     """Return whether forward-mode AD is active."""
     return forward_ad._current_level >= 0 and _is_fwd_grad_enabled()
+
+
+def arguments_of(operator: Any) -> list[torch.Argument]:
+    """Return the arguments of an operator's schema."""
+    arguments: list[torch.Argument] = operator._schema.arguments
+    return arguments
 
 
 def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
