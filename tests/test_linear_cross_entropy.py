@@ -303,7 +303,7 @@ class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def _hold_few_logits(monkeypatch, number):
-    from torch_aclnn_ops.ops._head import tiling
+    from torch_aclnn_ops.ops import _tiling as tiling
 
     monkeypatch.setattr(tiling, "LOGITS_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_FEWEST_ROWS", 8)

@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-from torch_aclnn_ops.ops._head.tiling import Sizes, tile_rows
+from torch_aclnn_ops.ops._tiling import Sizes, tile_rows
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._tensors import accumulation_dtype
-from torch_aclnn_ops.ops._head.tiling import LOGITS_BYTES, Sizes, tile_rows
+from torch_aclnn_ops.ops._tiling import LOGITS_BYTES, Sizes, tile_rows
 
 import torch
 from torch import Tensor

@@ -5,7 +5,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch_aclnn_ops._tensors import accumulation_dtype
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
+from torch_aclnn_ops.ops._head import HeadGradients, Results
 
 from torch import Tensor
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, Results
+from torch_aclnn_ops.ops._head import HeadGradients, Results
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import reduce, why_not_fused
 from torch_aclnn_ops.ops.linear_cross_entropy.rows import statistics_of_rows

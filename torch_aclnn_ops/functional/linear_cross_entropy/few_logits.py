@@ -13,7 +13,7 @@ from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets, have_classes
 from torch_aclnn_ops.functional.linear_cross_entropy.rules import REDUCTIONS, has_default_options
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import to_loss_dtype
-from torch_aclnn_ops.ops._head import tiling
+from torch_aclnn_ops.ops import _tiling as tiling
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import log_few_logits
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from torch_aclnn_ops._checks import Divergence
 from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
-from torch_aclnn_ops.ops._head import tiling
-from torch_aclnn_ops.ops._head.products import has_bfloat16_units
-from torch_aclnn_ops.ops._head.tiling import Sizes, Tiling
+from torch_aclnn_ops.ops import _tiling as tiling
+from torch_aclnn_ops.ops._head import has_bfloat16_units
+from torch_aclnn_ops.ops._tiling import Sizes, Tiling
 
 import torch
 from torch import Tensor

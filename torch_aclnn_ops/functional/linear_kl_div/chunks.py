@@ -18,9 +18,8 @@ from torch_aclnn_ops.functional.linear_kl_div.formula import (
     log_probabilities_with_rest,
     losses_and_slopes,
 )
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
-from torch_aclnn_ops.ops._head.products import Head, logits_buffer
-from torch_aclnn_ops.ops._head.tiling import Tiling, rows_of_block
+from torch_aclnn_ops.ops._head import Head, HeadGradients, KeptRows, Results, blocks_of, logits_buffer, reduce_in_chunks
+from torch_aclnn_ops.ops._tiling import Tiling, rows_of_block
 
 import torch
 from torch import Tensor

@@ -15,7 +15,7 @@ from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, c
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_in_chunks
 from torch_aclnn_ops.functional.linear_kl_div.formula import losses_of_rows
-from torch_aclnn_ops.ops._head.chunks import IGNORED, HeadGradients, Results
+from torch_aclnn_ops.ops._head import IGNORED, HeadGradients, Results
 
 import torch
 from torch import Tensor

@@ -6,9 +6,9 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._checks import NON_NEGATIVE, OPTIONAL_POSITIVE, POSITIVE, check_number
 from torch_aclnn_ops._tensors import accumulation_dtype
-from torch_aclnn_ops.ops._head import tiling
-from torch_aclnn_ops.ops._head.products import has_bfloat16_units
-from torch_aclnn_ops.ops._head.tiling import Sizes, Tiling
+from torch_aclnn_ops.ops import _tiling as tiling
+from torch_aclnn_ops.ops._head import has_bfloat16_units
+from torch_aclnn_ops.ops._tiling import Sizes, Tiling
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
 import torch

@@ -7,9 +7,16 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops._tensors import without_autocast
-from torch_aclnn_ops.ops._head.chunks import HeadGradients, KeptRows, Results, blocks_of, reduce_in_chunks
-from torch_aclnn_ops.ops._head.products import Head, has_logits_kernel
-from torch_aclnn_ops.ops._head.tiling import rows_of_block
+from torch_aclnn_ops.ops._head import (
+    Head,
+    HeadGradients,
+    KeptRows,
+    Results,
+    blocks_of,
+    has_logits_kernel,
+    reduce_in_chunks,
+)
+from torch_aclnn_ops.ops._tiling import rows_of_block
 from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_aclnn_ops.ops._head.chunks import IGNORED as IGNORED
+from torch_aclnn_ops.ops._head import IGNORED as IGNORED
 
 import torch
 from torch import Tensor
