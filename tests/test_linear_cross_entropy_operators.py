@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from torch_aclnn_ops import ops
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, unpack_mask
+from torch_aclnn_ops.ops.linear_cross_entropy import pack_mask, unpack_mask
 
 import pytest
 import torch

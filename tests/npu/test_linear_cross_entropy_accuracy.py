@@ -3,9 +3,9 @@
 import math
 
 from torch_aclnn_ops.functional import linear_cross_entropy
+from torch_aclnn_ops.ops._head import IGNORED
 from torch_aclnn_ops.ops.linear_cross_entropy import fused
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, combine
+from torch_aclnn_ops.ops.linear_cross_entropy.call import ELSEWHERE, Call, combine
 
 import pytest
 import torch

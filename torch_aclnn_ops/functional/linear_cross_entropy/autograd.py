@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
 from torch_aclnn_ops.ops._head import HeadGradients, Results
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import reduce, why_not_fused
-from torch_aclnn_ops.ops.linear_cross_entropy.rows import statistics_of_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Coefficients, Statistics, losses_of_rows
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import reduce, statistics_of_rows, why_not_fused
 
 import torch
 from torch import Tensor

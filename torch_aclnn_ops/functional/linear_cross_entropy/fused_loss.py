@@ -14,9 +14,9 @@ from torch_aclnn_ops._torch_compat.private import fast_apply
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, check_targets
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import SharedVocabulary
+from torch_aclnn_ops.ops._head import IGNORED
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced, fused_gradients_of_losses, fused_losses
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
 
 import torch
 from torch import Tensor

@@ -28,10 +28,9 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import SharedVocabulary, shared_vocabulary
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
+from torch_aclnn_ops.ops.linear_cross_entropy import why_not_classes
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import why_not_fused
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import why_not_classes
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
 import torch
 from torch import Tensor

@@ -23,9 +23,9 @@ from torch_aclnn_ops.functional._head.collectives import (
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
-from torch_aclnn_ops.ops.linear_cross_entropy.call import NUMBERS, Call
+from torch_aclnn_ops.ops._head import IGNORED
+from torch_aclnn_ops.ops.linear_cross_entropy.call import ELSEWHERE, NUMBERS, Call, Statistics, combine
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
 
 import torch
 from torch import Tensor

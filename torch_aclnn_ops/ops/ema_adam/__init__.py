@@ -1,5 +1,183 @@
-"""The fused Adam step with weight averaging: the raw operator, and kernels that apply it to lists of tensors."""
+"""``apply_fused_ema_adam_``: one step of Adam with an EMA of the weights (aclnnApplyFusedEmaAdam)."""
 
-from torch_aclnn_ops.ops.ema_adam.apply import apply_fused_ema_adam_
+import math
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["apply_fused_ema_adam_"]
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops._autograd.raw_operator import NAMESPACE, RawOperator
+from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
+from torch_aclnn_ops._checks import (
+    check_dtype,
+    check_floating_point,
+    check_in_place,
+    check_shape,
+    values_are_readable,
+)
+from torch_aclnn_ops._extension import why_not_dtype
+from torch_aclnn_ops._switch import why_disabled
+from torch_aclnn_ops._tensors import accumulation_dtype
+from torch_aclnn_ops._torch_compat.private import in_dispatch_mode
+
+import torch
+from torch import Tensor
+
+_NAME = "apply_fused_ema_adam_"
+_L2, _DECOUPLED = 0, 1
+
+
+def _check(grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Tensor, *options: Any) -> None:
+    *_, weight_decay_mode, _bias_correction, _weight_decay = options
+    state = {"var": var, "m": m, "v": v, "s": s}
+    check_floating_point(_NAME, grad=grad)
+    check_dtype(_NAME, [grad.dtype], "as grad has", **state)
+    check_dtype(_NAME, [torch.int64], "", step=step)
+    check_shape(_NAME, grad.shape, "grad.shape", **state)
+    if step.numel() == 0:
+        raise ValueError(f"{_NAME}: step must have at least 1 element, but its shape is {list(step.shape)}")
+    if weight_decay_mode not in (_L2, _DECOUPLED):
+        raise ValueError(f"{_NAME}: weight_decay_mode must be 0 (L2) or 1 (decoupled), but it is {weight_decay_mode}")
+    check_in_place(_NAME, state, grad=grad, step=step)
+
+
+def _check_values(_grad: Tensor, _var: Tensor, _m: Tensor, _v: Tensor, _s: Tensor, step: Tensor, *options: Any) -> None:
+    *_, bias_correction, _weight_decay = options
+    # The bias correction of step 0 divides by zero. On a device the check would synchronize with the stream.
+    if bias_correction and values_are_readable(step) and int(step.flatten()[0]) < 1:
+        raise ValueError(
+            f"{_NAME}: step must be at least 1 with bias_correction (increment it before the call),"
+            f" but it is {int(step.flatten()[0])}"
+        )
+
+
+def _bias_correction(beta: float, count: Tensor) -> Tensor:
+    """Return ``1 - beta**count`` without cancellation, which loses 4 digits in float32 at ``beta=0.999, count=1``."""
+    return -torch.expm1(count * math.log(beta)) if beta > 0 else 1 - beta**count
+
+
+def lerp_average(average: Tensor, weight: Tensor, share: Any) -> Tensor:
+    """Return ``(1 - share) * average + share * weight``, where ``share`` is a number or a one-element tensor.
+
+    The rounded factors do not sum to 1: in float32 the average of a constant weight w would drift to 0.9998 w for a
+    share of 1e-4. Therefore this uses ``lerp``, unless the average is infinite.
+    """
+    weighted_sum = (1 - share) * average + share * weight
+    return torch.where(average.isinf(), weighted_sum, torch.lerp(average, weight, share))
+
+
+def formula(
+    grad: Tensor,
+    var: Tensor,
+    m: Tensor,
+    v: Tensor,
+    s: Tensor,
+    step: Tensor,
+    lr: float,
+    ema_decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay_mode: int,
+    bias_correction: bool,
+    weight_decay: float,
+) -> None:
+    """Update ``var``, ``m``, ``v`` and ``s`` in place; ``step`` already includes this step.
+
+    16-bit state is rounded only when it is stored; the step itself uses the unrounded values.
+    """
+    wide = accumulation_dtype(grad.dtype)
+    gradient, weight, first, second, average = (tensor.to(wide) for tensor in (grad, var, m, v, s))
+    count = step.flatten()[0].to(wide)
+    correction1 = _bias_correction(beta1, count) if bias_correction else 1.0
+    correction2 = _bias_correction(beta2, count) if bias_correction else 1.0
+    if weight_decay_mode == _L2:
+        gradient = gradient + weight_decay * weight
+    first = beta1 * first + (1 - beta1) * gradient
+    second = beta2 * second + (1 - beta2) * gradient.square()
+    update = (first / correction1) / ((second / correction2).sqrt() + eps)
+    if weight_decay_mode == _DECOUPLED:
+        update = update + weight_decay * weight
+    weight = weight - lr * update
+    average = lerp_average(average, weight, 1 - ema_decay)
+    for state, value in ((var, weight), (m, first), (v, second), (s, average)):
+        state.copy_(value)
+
+
+def _limits(soc: str, grad: Tensor, *_: object) -> str | None:
+    return why_not_dtype(soc, ("grad",), grad)
+
+
+def _fake(*_: object) -> None:
+    return None
+
+
+# CANN's argument mode is renamed to weight_decay_mode: torch.compile cannot functionalize an operator with a keyword
+# argument named mode, because torch._higher_order_ops.utils.redirect_to_mode has one too.
+apply_fused_ema_adam_ = RawOperator(
+    "apply_fused_ema_adam_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s, Tensor step, *,"
+    " float lr, float ema_decay, float beta1, float beta2, float eps, int weight_decay_mode,"
+    " bool bias_correction, float weight_decay) -> ()",
+    cann="aclnnApplyFusedEmaAdam",
+    limits=_limits,
+    chips=("Ascend910B", "Ascend910_93", "Ascend950"),
+    check=_check,
+    check_values=_check_values,
+    formula=formula,
+    fake=_fake,
+)
+
+
+def run(*args: Any) -> None:
+    """Call the operator, falling back to PyTorch on a chip without it, and while the package is disabled."""
+    reason = why_disabled() if args[0].device.type == "npu" else None
+    if reason is None:
+        apply_fused_ema_adam_.run(*args)
+    else:
+        apply_fused_ema_adam_.fall_back(reason, *args)
+
+
+def why_not_cann(*args: Any) -> str | None:
+    """Return why :func:`run` falls back to PyTorch for these NPU arguments, or ``None`` if it does not."""
+    return why_disabled() or apply_fused_ema_adam_.why_not_cann(*args)
+
+
+def takes_lists(grads: Iterable[Tensor]) -> bool:
+    """Return whether :func:`run_lists` takes the parameters with these gradients, which are on one NPU."""
+    if in_dispatch_mode() or _extension.checks_values():  # both look at each call
+        return False
+    kinds = {(grad.dtype, grad.dim()): grad for grad in grads}
+    return all(why_not_cann(grad) is None for grad in kinds.values())
+
+
+def run_lists(tensors: list[list[Tensor]], *options: Any) -> None:
+    """Increment the step counts of parameters on one NPU, and call the operator for each of them.
+
+    What CANN refuses raises before anything is written.
+
+    Args:
+        tensors: The operator's tensors, as six lists.
+        *options: The operator's options.
+    """
+    if is_logging():
+        log_call(apply_fused_ema_adam_.name, Implementation.CANN, lambda: apply_fused_ema_adam_.cann, len(tensors[0]))
+    _extension.entries["apply_fused_ema_adam_list"](*tensors, *options)
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define(
+    "apply_fused_ema_adam_with_tensor_lr_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s,"
+    " Tensor step, Tensor lr, float ema_decay, float beta1, float beta2, float eps, int weight_decay_mode,"
+    " bool bias_correction, float weight_decay) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+apply_with_tensor_lr_ = torch.ops.torch_aclnn_ops.apply_fused_ema_adam_with_tensor_lr_.default
+"""The operator with the learning rate as a CPU tensor, so that a new value does not trigger recompilation."""
+
+
+def _apply_with_tensor_lr(*args: Any) -> None:
+    tensors, lr, options = args[:6], args[6], args[7:]
+    run(*tensors, lr.item(), *options)
+
+
+_library.impl("apply_fused_ema_adam_with_tensor_lr_", _apply_with_tensor_lr, "CompositeExplicitAutograd")
+torch.library.register_fake(apply_with_tensor_lr_, _fake, lib=_library)

@@ -23,7 +23,7 @@ from torch_aclnn_ops._torch_compat.private import (
     fused_adamw_,
 )
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam.apply import (
+from torch_aclnn_ops.ops.ema_adam import (
     apply_with_tensor_lr_,
     lerp_average,
     run,

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from torch_aclnn_ops.ops._head import IGNORED
 from torch_aclnn_ops.ops._tiling import slices
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
-from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED, Coefficients, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy import (
+    fused_cross_entropy_loss_with_max_sum,
+    fused_linear_cross_entropy_loss_grad,
+    fused_linear_online_max_sum,
+)
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Coefficients, Statistics
 
 import torch
 from torch import Tensor

@@ -1,13 +1,15 @@
-"""The choice of kernels for the linear cross entropy: CANN's fused operators if they support a call, else chunks.
+"""The kernels of a call: CANN's fused operators if they support it, else rows of logits, chunk by chunk.
 
-The choice is made once per call and applies to its gradients too.
+The choice is made once per call and applies to its gradients too. Rows are computed in float32 (float64 for float64):
+in place by :func:`_reduce_rows`, and in differentiable calls by :func:`statistics_of_rows`, for other derivatives.
 """
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
-from torch_aclnn_ops._tensors import without_autocast
+from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops.ops._head import (
+    IGNORED,
     Head,
     HeadGradients,
     KeptRows,
@@ -17,13 +19,11 @@ from torch_aclnn_ops.ops._head import (
     reduce_in_chunks,
 )
 from torch_aclnn_ops.ops._tiling import rows_of_block
-from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call
+from torch_aclnn_ops.ops.linear_cross_entropy import fused_linear_cross_entropy_loss_grad, fused_linear_online_max_sum
+from torch_aclnn_ops.ops.linear_cross_entropy.call import NAME, Call, Coefficients, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
-from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.rows import reduce_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
+import torch
 from torch import Tensor
 
 _NO_GRADIENTS = (None, None, None)
@@ -69,7 +69,7 @@ def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Res
 
     def reduce_block(logits: Tensor, rows: slice) -> Results:
         of_rows = None if factors is None else Coefficients._make(kept.select(one, rows) for one in factors)
-        found = reduce_rows(call, logits, kept.select(call.target, rows), of_rows, have_classes)
+        found = _reduce_rows(call, logits, kept.select(call.target, rows), of_rows, have_classes)
         return tuple(one for one in found if one is not None)
 
     needed = None if factors is None else call.gradients
@@ -132,3 +132,132 @@ def _check_queue(tensor: Tensor) -> None:
     """Raise if torch_npu's task queue has stopped, because it would silently drop the work of the PyTorch fallback."""
     if not tensor.is_cpu and tensor.device.type == "npu":
         _extension.check_queue(NAME)
+
+
+def _reduce_rows(
+    call: Call, logits: Tensor, target: Tensor, factors: Coefficients | None, have_classes: bool
+) -> Statistics:
+    """Reduce logits; with factors, overwrite them with the gradient of the loss by ``input @ weight.T + bias``.
+
+    The logits of some rows are divided by the temperature unless there is a softcap. ``have_classes`` says whether it
+    is known that all class indices are 0 or more.
+    """
+    class_weight = call.weight
+    slope = None
+    if call.softcap is not None:
+        logits.div_(call.softcap).tanh_()
+        slope = None if factors is None else logits.square().neg_().add_(1)
+        logits.mul_(call.softcap / call.temperature)
+    logits_max = logits.amax(1)
+    offset = logits_max
+    tokens = logits.argmax(1) if call.predicted_tokens else None
+    weighted = None
+    if call.weighted:
+        # Subtract before summing: a sum of logits near the largest number would overflow.
+        logits.sub_(offset.unsqueeze(1))
+        offset = torch.zeros_like(offset)
+        weighted = logits.sum(1) if class_weight is None else logits @ class_weight
+    predicted = _predicted(logits, target, class_weight, offset, have_classes)
+    probabilities = torch.softmax(logits, 1, out=logits) if logits.is_cpu else logits.softmax(1)
+    # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers, because
+    # log uses MKL, whose threads must be woken up.
+    log_sum_exp = -torch.xlogy(1, probabilities.amax(1))
+    entropy = torch.special.entr(probabilities).sum(1) if call.entropy else None
+    found = Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
+    if factors is not None:
+        if call.temperature != 1:
+            factors = Coefficients._make(None if one is None else one / call.temperature for one in factors)
+        _write_gradient(call, probabilities, target, found, factors, have_classes, logits)
+        if slope is not None:
+            logits.mul_(slope)
+    return found
+
+
+def _predicted(
+    logits: Tensor, target: Tensor, class_weight: Tensor | None, offset: Tensor, have_classes: bool
+) -> Tensor:
+    if target.is_floating_point():
+        return (_distribution(target, class_weight) * (logits - offset.unsqueeze(1))).sum(1)
+    if have_classes:
+        return logits.gather(1, target.unsqueeze(1)).squeeze(1) - offset
+    at_target = logits.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return (at_target - offset).masked_fill_(target < 0, 0)
+
+
+def _distribution(target: Tensor, class_weight: Tensor | None) -> Tensor:
+    return widen(target) if class_weight is None else widen(target) * class_weight
+
+
+def _write_gradient(
+    call: Call,
+    probabilities: Tensor,
+    target: Tensor,
+    found: Statistics,
+    factors: Coefficients,
+    have_classes: bool,
+    out: Tensor,
+) -> None:
+    """Write the gradient of the logits ``z``, with probabilities p and the factors f of the statistics.
+
+    It is ``(f_log_sum_exp + 2 f_square logsumexp(z)) p - f_predicted Q - f_weighted class_weight - f_entropy p (log p +
+    entropy)``, where Q is the target's distribution.
+    """
+    of_softmax = factors.log_sum_exp
+    if factors.square is not None:
+        of_softmax = of_softmax + 2 * factors.square * (found.logits_max + found.log_sum_exp)
+    if factors.entropy is not None and found.entropy is not None:
+        surprise = torch.special.entr(probabilities)
+        torch.mul(probabilities, (of_softmax - factors.entropy * found.entropy).unsqueeze(1), out=out)
+        out.addcmul_(surprise, factors.entropy.unsqueeze(1))
+    else:
+        torch.mul(probabilities, of_softmax.unsqueeze(1), out=out)
+    if target.is_floating_point():
+        out.addcmul_(_distribution(target, call.weight), factors.predicted.unsqueeze(1), value=-1)
+    elif have_classes:
+        out.scatter_add_(1, target.unsqueeze(1), factors.predicted.neg().unsqueeze(1))
+    else:
+        column = target.clamp(min=0).unsqueeze(1)
+        out.scatter_add_(1, column, factors.predicted.neg().masked_fill(target < 0, 0).unsqueeze(1))
+    if factors.weighted is not None:
+        weight, column = call.weight, factors.weighted.unsqueeze(1)
+        out.sub_(column) if weight is None else out.addcmul_(weight, column, value=-1)
+
+
+@without_autocast
+def statistics_of_rows(call: Call) -> tuple[Tensor, ...]:
+    """Reduce the logits ``z = softcap * tanh((input W^T + bias) / softcap) / temperature`` of every row.
+
+    Returns the needed fields of ``Statistics``; the maximum is detached. Ignored rows give zeros, and the predicted
+    token -1.
+    """
+    input, linear_weight, linear_bias, target, class_weight, *_ = call
+    ignored = None if target.is_floating_point() else target == IGNORED
+    if ignored is not None:
+        input = input.masked_fill(ignored.unsqueeze(1), 0)  # keeps inf and nan out of the derivatives
+    logits = widen(input) @ widen(linear_weight).T
+    if linear_bias is not None:
+        logits = logits + widen(linear_bias)
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    if call.temperature != 1:
+        logits = logits / call.temperature
+    logits_max = logits.detach().amax(1)
+    shifted = logits - logits_max.unsqueeze(1)
+    log_sum_exp = shifted.exp().sum(1).log()
+    if target.is_floating_point():
+        predicted = (_distribution(target, class_weight) * shifted).sum(1)
+    else:
+        predicted = shifted.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1).masked_fill(target < 0, 0)
+    results = [logits_max, log_sum_exp, predicted]
+    if call.weighted:
+        results.append((shifted if class_weight is None else shifted * class_weight).sum(1))
+    if call.entropy:
+        # - sum p log p, where p log p is 0 at p = 0.
+        probabilities = shifted.softmax(1)
+        results.append(log_sum_exp - (probabilities * shifted.masked_fill(probabilities == 0, 0)).sum(1))
+    if ignored is not None:
+        results = [result.masked_fill(ignored, 0) for result in results]
+    if call.predicted_tokens:
+        tokens = logits.detach().argmax(1)
+        results.append(tokens if ignored is None else tokens.masked_fill(ignored, -1))
+    return tuple(results)
