@@ -147,9 +147,8 @@ def npu_extension(npu: Path) -> Extension:
 
 def cpu_extension() -> Extension:
     """Describe the extension for CPUs to setuptools."""
-    # at::parallel_for is a template, whose threads are started here. GCC makes vectors of comparisons only where they
-    # need not trap; the functions themselves say for which chips they are.
-    return extension("_cpu", "cpu", ["-O3", "-g0", "-fopenmp", "-fno-trapping-math"], [])
+    # at::parallel_for is a template, whose threads are started here.
+    return extension("_cpu", "cpu", ["-O2", "-g0", "-fopenmp"], [])
 
 
 wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
