@@ -319,6 +319,7 @@ class DropInContract:
         for result, other in zip(results, expected, strict=True):
             torch.testing.assert_close(result, other, equal_nan=True)
 
+    @pytest.mark.every_nth_case(4)
     def test_make_fx_traces_it(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         tensors = tuple(tensor.detach() for tensor in inputs)

@@ -228,6 +228,7 @@ def test_the_operator_passes_opcheck(fields, weighted):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.every_nth_case(3)
 def test_compiled_code_calls_the_kernels_as_one_operator(dynamic, reduction):
     graphs = []
 

@@ -1,24 +1,26 @@
 """Runs the tests of tests/npu on the host NPU, in processes with other settings, and what ends or configures one."""
 
 import importlib.util
+import logging
 import os
 import re
 import runpy
 import shutil
 import subprocess
-import textwrap
 from functools import partial
 from pathlib import Path
 
-from torch_aclnn_ops import _extension, _torch_npu
+from torch_aclnn_ops import _extension, _torch_npu, doctor
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops.optim import FusedEmaAdam
 
 import host_npu
 import pytest
 import torch
-from host_npu.testing import outcomes
+from host_npu import _libraries
+from host_npu.testing import outcomes, run
 
-from tests._children import run_code, run_pytest
+from tests._children import run_pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -144,6 +146,21 @@ def test_the_pytorch_fallback_also_reports_the_stopped_queue():
         assert re.search("torch_npu's (task )?queue has ended", said)
 
 
+def _without_an_operator(device, folder):
+    """Return what is raised, logged and told where CANN's libraries, those of a folder, lack an operator."""
+    _libraries.FOLDER = folder
+    host_npu.enable()
+    import torch_npu  # noqa: F401
+
+    one, other = torch.rand(3).npu().requires_grad_(), torch.rand(3).npu()
+    raised = _said(lambda: torch.ops.torch_aclnn_ops.mse_loss_backward(other, other, other, 0))
+    logging.basicConfig(level=logging.DEBUG)
+    F.mse_loss(one, other).backward()
+    torch.testing.assert_close(one.grad.cpu(), (2 / 3 * (one - other)).detach().cpu())
+    torch.ops.torch_aclnn_ops.binary_cross_entropy_backward(other, other, other, None, 0)
+    return raised, doctor.describe()
+
+
 def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path):
     # A host NPU whose operators have one name less.
     shutil.copytree(LIBRARIES, tmp_path / "cann")
@@ -152,54 +169,31 @@ def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path
     for name in (b"aclnnMseLossBackward\0", b"aclnnMseLossBackwardGetWorkspaceSize\0"):
         content = content.replace(name, name.replace(b"Mse", b"Xyz"))
     library.write_bytes(content)
-    program = f"""
-        import logging
-        from pathlib import Path
-        import host_npu
-        from torch_aclnn_ops import doctor, functional as F
-        from host_npu import _libraries
-
-        _libraries.FOLDER = Path({str(tmp_path / "cann")!r})
-        host_npu.enable()
-        import torch
-
-        one, other = torch.rand(3).npu().requires_grad_(), torch.rand(3).npu()
-        try:
-            torch.ops.torch_aclnn_ops.mse_loss_backward(other, other, other, 0)
-        except NotImplementedError as error:
-            print("raised", error)
-        logging.basicConfig(level=logging.DEBUG)
-        F.mse_loss(one, other).backward()
-        torch.testing.assert_close(one.grad.cpu(), (2 / 3 * (one - other)).detach().cpu())
-        torch.ops.torch_aclnn_ops.binary_cross_entropy_backward(other, other, other, None, 0)
-        print(doctor.describe())
-    """
-    result = run_code(textwrap.dedent(program))
-    assert result.returncode == 0, result.stdout + result.stderr
+    [outcome] = outcomes(_without_an_operator, 1, tmp_path / "cann", backend="")
+    assert outcome.error is None, outcome.error + outcome.output
+    raised, described = outcome.value
     sentence = (
         "CANN's libraries (libcust_opapi.so, libopapi_*.so, libopapi.so) have no aclnnMseLossBackwardGetWorkspaceSize"
         " and aclnnMseLossBackward: this CANN is too old for the operator, or its package of operators is not installed"
     )
-    assert f"raised {sentence}. The other operators work, and torch_aclnn_ops.functional, nn and" in result.stdout
-    assert f"mse_loss_backward: PyTorch fallback, because {sentence}" in result.stderr
-    assert f"PyTorch fallback: {sentence}" in " ".join(result.stdout.split())
+    assert f"{sentence}. The other operators work, and torch_aclnn_ops.functional, nn and" in raised
+    assert f"mse_loss_backward: PyTorch fallback, because {sentence}" in outcome.output
+    assert f"PyTorch fallback: {sentence}" in " ".join(described.split())
+
+
+def _step_where_torch_npu_came_last(device):
+    host_npu.enable()
+    import torch_npu  # noqa: F401
+
+    weight = torch.nn.Parameter(torch.ones(3, device="npu"))
+    optimizer = FusedEmaAdam([weight], lr=0.5, weight_decay=0.0, flatten=True)
+    weight.grad = torch.ones(3, device="npu")
+    optimizer.step()
+    return weight.tolist()
 
 
 def test_a_flattened_step_works_if_torch_npu_is_imported_after_the_optimizer():
-    program = """
-        import torch
-        from torch_aclnn_ops.optim import FusedEmaAdam
-        import host_npu
-        host_npu.enable()
-        import torch_npu
-        weight = torch.nn.Parameter(torch.ones(3, device="npu"))
-        optimizer = FusedEmaAdam([weight], lr=0.5, weight_decay=0.0, flatten=True)
-        weight.grad = torch.ones(3, device="npu")
-        optimizer.step()
-        print(weight.tolist())
-    """
-    result = run_code(textwrap.dedent(program), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert result.stdout == "[0.5, 0.5, 0.5]\n", result.stderr
+    assert run(_step_where_torch_npu_came_last, 1, backend="") == [[0.5, 0.5, 0.5]]
 
 
 def test_check_values_takes_a_bool():

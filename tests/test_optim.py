@@ -67,7 +67,7 @@ def of_torch(name, case, dtype, ema_decay):
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.usefixtures("path")
-@pytest.mark.every_nth_case(4)
+@pytest.mark.every_nth_case(8)
 def test_200_steps_equal_torchs_and_the_average_equals_swa_utils(dtype, name, case):
     model = Weights(dtype)
     options = {"lr": 1e-2, "weight_decay": 1e-2, **TORCH_OPTIONS[case], "decoupled_weight_decay": name == "AdamW"}

@@ -114,7 +114,7 @@ def test_a_swap_that_cannot_restore_something_names_it_and_leaves_the_optimizer_
 
 
 @each_configuration
-@pytest.mark.every_nth_case(4)
+@pytest.mark.every_nth_case(8)
 @pytest.mark.parametrize(
     ("action", "error"),
     [("step", Failed), ("swap", Failed), ("swap", KeyboardInterrupt)],

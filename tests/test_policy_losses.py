@@ -136,7 +136,7 @@ def test_a_variant_compiles_and_16_bits_are_computed_in_float32(name):
     assert loss(*given) == expected and expected.dtype == torch.float32
     tensors = dict(zip(names, given[1:], strict=True))
     function = partial(F.grpo_loss, mask=MASK, loss_type=loss_type, **options)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(given[0], draw(SEQUENCES, seed=5).float(), **tensors), expected)
 
 

@@ -35,7 +35,7 @@ def test_loss_and_every_gradient_are_those_of_the_model_as_it_was(family, loss):
     assert step.largest < LOGITS <= expected.largest
 
 
-@pytest.mark.parametrize("loss", ["rows", "log-probabilities"])
+@pytest.mark.parametrize("loss", ["rows", pytest.param("log-probabilities", marks=pytest.mark.exhaustive)])
 def test_compiled_models_return_lazy_logits_too(loss):
     model = make()
     expected = Step(WithOwnLoss(copy.deepcopy(model), loss), measured=False)
