@@ -8,7 +8,7 @@ from functools import partial
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops.functional._head.collectives import Members, sum_over_group
+from torch_aclnn_ops.functional._head.shards import Members, sum_over_group
 
 import torch
 import torch.distributed as dist

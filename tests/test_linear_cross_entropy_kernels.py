@@ -4,7 +4,7 @@ from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.functional.linear_cross_entropy.autograd import LOSS, statistics
+from torch_aclnn_ops.functional.linear_cross_entropy.statistics import LOSS, statistics
 from torch_aclnn_ops.ops import _head
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Coefficients
 

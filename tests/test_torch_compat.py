@@ -9,7 +9,7 @@ from pathlib import Path
 import torch_aclnn_ops
 from torch_aclnn_ops import _torch_compat, functional
 from torch_aclnn_ops._torch_compat import public
-from torch_aclnn_ops.functional.linear_cross_entropy import rules
+from torch_aclnn_ops.functional.linear_cross_entropy import arguments
 
 import pytest
 import torch
@@ -120,7 +120,7 @@ def _error_of(function, call):
 
 
 def test_options_raise_if_torch_has_no_options_class(monkeypatch):
-    monkeypatch.setattr(rules, "LinearCrossEntropyOptions", None)
+    monkeypatch.setattr(arguments, "LinearCrossEntropyOptions", None)
     with pytest.raises(TypeError, match="options=.* requires torch 2.13 or newer"):
         functional.linear_cross_entropy(INPUT, HEAD, TARGET, options=object())
 

@@ -29,8 +29,7 @@ from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import fast_apply, in_forward_ad, is_legacy_batchedtensor
-from torch_aclnn_ops.functional._head.loss import HEAD_TENSORS, HeadLoss
-from torch_aclnn_ops.functional._head.operator import HeadOperator
+from torch_aclnn_ops.functional._head.loss import HEAD_TENSORS, HeadLoss, HeadOperator
 from torch_aclnn_ops.ops._head import Results
 
 import torch

@@ -1,9 +1,8 @@
 """Linear layer with cross entropy loss, without materializing the logits.
 
 The function in this module calls ``implementations``, which chooses one implementation. It weights and reduces rows
-with ``losses``, is differentiated by ``autograd``, and runs the kernels in
-:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``rules`` says what the arguments must be, and ``vocab_parallel``
-computes the statistics of a vocabulary sharded over processes.
+with ``losses``, computes their ``statistics``, also of a vocabulary sharded over processes, and runs the kernels in
+:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``arguments`` says what the arguments must be.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,6 +13,16 @@ from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._head.arguments import labels_to_rows
 from torch_aclnn_ops.functional._head.shards import check_not_local_shard, shards_of
+from torch_aclnn_ops.functional.linear_cross_entropy.arguments import (
+    any_subclass,
+    check_arguments,
+    check_own_options,
+    checked_chunks,
+    checked_shift,
+    is_left_to_torch,
+    leave_to_torch,
+    own_options,
+)
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_in_cpp, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
@@ -21,22 +30,10 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     OutputName,
     shift_results,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.rules import (
-    check_arguments,
-    check_own_options,
-    checked_chunks,
-    checked_shift,
-    own_options,
-)
 from torch_aclnn_ops.functional.linear_cross_entropy.sharded_head import (
     FSDP_HINT,
     call_in_fsdp_forward,
     local_arguments,
-)
-from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import (
-    any_subclass,
-    is_left_to_torch,
-    leave_to_torch,
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 

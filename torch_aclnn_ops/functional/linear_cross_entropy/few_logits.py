@@ -10,9 +10,8 @@ from torch_aclnn_ops._tensors import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import check_no_tangent
 from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast
+from torch_aclnn_ops.functional.linear_cross_entropy.arguments import REDUCTIONS, has_default_options, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets, have_classes
-from torch_aclnn_ops.functional.linear_cross_entropy.rules import REDUCTIONS, has_default_options
-from torch_aclnn_ops.functional.linear_cross_entropy.torch_function import to_loss_dtype
 from torch_aclnn_ops.ops import _tiling as tiling
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import log_few_logits

@@ -2,7 +2,7 @@
 
 A call goes from the function here to ``implementations``, which gives the engine of losses on a head what it needs, and
 reduces the losses of rows. ``chunks`` is the kernel, and ``formula`` has the mathematics and every derivative.
-``_arguments`` says what the arguments must be.
+``call`` says what the arguments must be.
 """
 
 import functools
@@ -23,8 +23,16 @@ from torch_aclnn_ops._checks import (
 from torch_aclnn_ops._torch_compat.private import disable_compilation
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import check_not_local_shard, shards_of
-from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
-from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
+from torch_aclnn_ops.functional.linear_kl_div.call import (
+    NAME,
+    REMEDY,
+    Call,
+    check,
+    check_layer,
+    check_target,
+    first_classes,
+    with_teacher,
+)
 from torch_aclnn_ops.functional.linear_kl_div.implementations import compute, prepare
 
 from torch import Tensor
@@ -145,14 +153,14 @@ def linear_kl_div(
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     temperature = check_number(NAME, "temperature", temperature)
     of_student = ("input", "linear_weight", "linear_bias")
-    arguments.check_layer(of_student, input, linear_weight, linear_bias, input)
+    check_layer(of_student, input, linear_weight, linear_bias, input)
     if process_group is None:
-        check_not_local_shard(NAME, arguments.REMEDY, linear_weight=linear_weight, teacher_weight=teacher_weight)
+        check_not_local_shard(NAME, REMEDY, linear_weight=linear_weight, teacher_weight=teacher_weight)
     if vocab_size is not None:
-        arguments.check("vocab_size", process_group is None, "be None with process_group", f"is {vocab_size}")
+        check("vocab_size", process_group is None, "be None with process_group", f"is {vocab_size}")
         heads = (linear_weight, linear_bias, teacher_weight, teacher_bias)
-        linear_weight, linear_bias, teacher_weight, teacher_bias = arguments.first_classes(vocab_size, 0, *heads)
-        teacher_log_probs, teacher_probs = arguments.first_classes(vocab_size, -1, teacher_log_probs, teacher_probs)
+        linear_weight, linear_bias, teacher_weight, teacher_bias = first_classes(vocab_size, 0, *heads)
+        teacher_log_probs, teacher_probs = first_classes(vocab_size, -1, teacher_log_probs, teacher_probs)
     call = Call(
         input=input,
         linear_weight=linear_weight,
@@ -173,11 +181,11 @@ def linear_kl_div(
         zero_if_all_ignored=zero_if_all_ignored,
         reduce_input_grad=reduce_input_grad,
     )
-    call = arguments.with_teacher(call, teacher_log_probs, teacher_probs, teacher_top_k)
-    arguments.check_target(target, input, ignore_index)
-    arguments.check("hard_weight", not hard or target is not None, "be 0 without target", f"is {hard_weight}")
+    call = with_teacher(call, teacher_log_probs, teacher_probs, teacher_top_k)
+    check_target(target, input, ignore_index)
+    check("hard_weight", not hard or target is not None, "be 0 without target", f"is {hard_weight}")
     places = check_shift(NAME, shift, target)
-    arguments.check("shift", not places or target is not None, "be 0 without target", f"is {shift}")
+    check("shift", not places or target is not None, "be 0 without target", f"is {shift}")
     if token_weight is not None:
         check_token_weight(NAME, token_weight, tuple(input.shape[:-1]), input)
     if places and target is not None:

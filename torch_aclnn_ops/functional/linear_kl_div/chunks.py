@@ -10,7 +10,7 @@ import math
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._tensors import without_autocast
-from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
+from torch_aclnn_ops.functional._head.shards import gather_constant, sum_over_group
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
 from torch_aclnn_ops.functional.linear_kl_div.formula import (
     Places,

@@ -7,12 +7,10 @@ from torch_aclnn_ops._autograd.derivatives import any_differentiated
 from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
 from torch_aclnn_ops.functional._head.arguments import flat, rounded_by_autocast
-from torch_aclnn_ops.functional._head.collectives import gather_constant
 from torch_aclnn_ops.functional._head.engine import Engine
 from torch_aclnn_ops.functional._head.loss import HeadLoss
-from torch_aclnn_ops.functional._head.shards import VocabularyShards
-from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, check_labels
-from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call
+from torch_aclnn_ops.functional._head.shards import VocabularyShards, gather_constant
+from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call, check_classes, check_labels
 from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_in_chunks
 from torch_aclnn_ops.functional.linear_kl_div.formula import losses_of_rows
 from torch_aclnn_ops.ops._head import IGNORED, HeadGradients, Results
