@@ -6,8 +6,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._tensors import leaves, map_nested
 from torch_aclnn_ops.integrations import _lazy_operations
-from torch_aclnn_ops.integrations._lazy_operations import METHODS, NAMES, VIEWS
-from torch_aclnn_ops.integrations._log_probabilities import LogProbabilities
+from torch_aclnn_ops.integrations._lazy_operations import METHODS, NAMES, VIEWS, LogProbabilities
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 from torch_aclnn_ops.integrations._materializations import Materializations
 

@@ -8,8 +8,15 @@ from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, widen
 from torch_aclnn_ops._torch_compat.private import version_of
-from torch_aclnn_ops.integrations import _frozen_heads
-from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, is_plain, strided_rows, with_weights
+from torch_aclnn_ops.integrations._head_layers import (
+    Layer,
+    Vector,
+    check_whole,
+    cross_entropy_in_chunks,
+    is_plain,
+    strided_rows,
+    with_weights,
+)
 
 import torch
 from torch import Tensor, nn
@@ -210,7 +217,7 @@ class LogitSum:
         is_traced = torch.compiler.is_compiling() or in_functorch_transform()
         if not is_traced and not all(layer.weight.requires_grad for layer in self.layers):
             inputs = tuple(layer.input.reshape(-1, layer.input.shape[-1]) for layer in self.layers)
-            return _frozen_heads.cross_entropy(self._logits_of_rows(), inputs, first.weight, target, **given)
+            return cross_entropy_in_chunks(self._logits_of_rows(), inputs, first.weight, target, **given)
         # The sum of layers is one layer with concatenated features.
         rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:

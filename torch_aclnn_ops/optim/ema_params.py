@@ -9,7 +9,6 @@ from torch_aclnn_ops._checks import check_bool, describe
 from torch_aclnn_ops._torch_compat.private import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.lists import local
 from torch_aclnn_ops.optim import checkpoints
-from torch_aclnn_ops.optim.captures import Captures
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers
 from torch_aclnn_ops.optim.flat import FlatGroup
 from torch_aclnn_ops.optim.memory import Placement, check_memory
@@ -23,6 +22,7 @@ from torch_aclnn_ops.optim.state import (
     sync_master_from_param,
     warn_of_missing_ema_params,
 )
+from torch_aclnn_ops.optim.step import Captures
 from torch_aclnn_ops.optim.swap import Swap, outside_swap
 
 import torch

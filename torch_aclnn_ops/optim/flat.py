@@ -1,17 +1,273 @@
-"""Flattened parameters: the buffers of a parameter group, and which parameters they hold."""
+"""Flattened parameters: contiguous buffers for the weights, gradients and states of the parameters of a group."""
 
 from collections import defaultdict
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from operator import ne
+from typing import Any, NamedTuple
 
-from torch_aclnn_ops._cpu_extension import holds
-from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
-from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_plain
-from torch_aclnn_ops.optim.flat_buffer import FlatBuffer
-from torch_aclnn_ops.optim.state import dtype_of_states
+from torch_aclnn_ops._cpu_extension import have_grads, holds, placement
+from torch_aclnn_ops._torch_compat.private import foreach_copy_, is_in_fsdp1_unit
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, is_dense, is_plain
+from torch_aclnn_ops.optim.options import EmaSchedule
+from torch_aclnn_ops.optim.state import (
+    CachedState,
+    StepCounts,
+    dtype_of_states,
+    has_state,
+    init_missing_state,
+    sync_master_from_param,
+)
+from torch_aclnn_ops.optim.step import ParamsWithoutGrad, step_lists
 
 import torch
 from torch import Tensor
+from torch.utils import dlpack
+
+_ALIGNMENT = 512  # byte alignment of parameters, as in the NPU allocator
+_CACHE_LINE = 64  # bytes per iteration of PyTorch's vectorized CPU kernels; a remainder uses scalar code
+
+
+class Run(NamedTuple):
+    """Adjacent parameters of a buffer with the same step count, which are updated together as one long tensor.
+
+    The tensors are those of ``TensorLists``, in the same order.
+    """
+
+    members: slice
+    masters: Tensor
+    grads: Tensor
+    exp_avgs: Tensor
+    exp_avg_sqs: Tensor
+    ema_params: Tensor
+    steps: Tensor
+    weights: Tensor
+
+
+class FlatBuffer:
+    """The buffers of the parameters of one group, dtype and device.
+
+    Parameters, gradients and states are views of the buffers. What a program assigns in their place is copied in by the
+    next step, and replaced by the view.
+
+    Args:
+        params: The parameters, for which :func:`can_flatten` returned true.
+        dtype: The dtype of the states.
+        states: The optimizer's states.
+    """
+
+    def __init__(self, params: Sequence[Tensor], dtype: torch.dtype, states: MutableMapping[Tensor, Any]) -> None:
+        # Parameters with a remainder for scalar code come last, so that the others form one run.
+        self.params = sorted(params, key=lambda param: param.nbytes % _CACHE_LINE != 0)
+        first = self.params[0]
+        alignment = _ALIGNMENT // first.element_size()
+        self._begins = [0]
+        for param in self.params:
+            self._begins.append(self._begins[-1] + -(-param.numel() // alignment) * alignment)
+        size = self._begins[-1]
+        self.weights = torch.zeros(size, dtype=first.dtype, device=first.device)
+        self.grads = torch.zeros_like(self.weights)
+        names = ["exp_avg", "exp_avg_sq", "ema_params"] + ["master_params"] * (dtype != first.dtype)
+        self.states = {name: torch.zeros(size, dtype=dtype, device=first.device) for name in names}
+        self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
+        self._strides = list(map(Tensor.stride, self.params))
+        self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
+        self._addresses = list(map(Tensor.data_ptr, self._grad_views))
+        self._placement = placement(self._grad_views)
+        self.all_states = states
+        self.counts = StepCounts([self.steps])
+        # The runs if all parameters have gradients and the same step count.
+        self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
+        self._has_own_grads = self._has_all_grads = False  # in this and in the last step
+        self._is_captured = False  # by a graph, which updates all parameters
+        self._cached: CachedState | None = None
+
+    def _views(self, buffer: Tensor) -> list[Tensor]:
+        return [self._view(buffer, i) for i in range(len(self.params))]
+
+    def _view(self, buffer: Tensor, i: int) -> Tensor:
+        """Return a view of a parameter's part of a buffer, in the parameter's shape."""
+        param = self.params[i]
+        # A separate storage over the same memory: pickling then excludes the rest of the buffer, and safetensors and
+        # accelerate do not take the parameters for tied ones.
+        # torch_npu, which may be imported after this module, replaces the function.
+        part = dlpack.from_dlpack(buffer[self._begins[i] : self._begins[i] + param.numel()])
+        return part.as_strided(param.shape, self._strides[i])
+
+    def takes_params(self) -> bool:
+        """Return whether the parameters fit their views, so that they can be copied in."""
+        return all(
+            is_plain(param) and (param.shape, param.dtype, param.device) == (view.shape, view.dtype, view.device)
+            for param, view in zip(self.params, self._param_views, strict=True)
+        )
+
+    def moved_params(self) -> list[int]:
+        """Return the indices of the parameters that are not views of the buffer."""
+        pairs = enumerate(zip(self.params, self._param_views, strict=True))
+        return [
+            i for i, (param, view) in pairs if param.data_ptr() != view.data_ptr() or param.stride() != view.stride()
+        ]
+
+    def has_own_states(self) -> bool:
+        """Return whether the states are views of the buffers."""
+        cached = self._cached
+        if cached is None:
+            return not any(has_state(self.all_states, param) for param in self.params)
+        return cached.is_current(self.params, self.all_states)
+
+    def take_params_and_states(self) -> None:
+        """Copy parameters and states that a program has assigned into the buffers, and replace them by views."""
+        moved = self.moved_params()
+        assigned = [_kept(self.params[i].detach(), self.weights) for i in moved]
+        for i, values in zip(moved, assigned, strict=True):
+            self._param_views[i].copy_(values)
+            self.params[i].data = self._param_views[i]
+        if moved and self._cached is not None:
+            self._cached.forget_versions()
+        if not self.has_own_states():
+            self._take_states([param for param in self.params if has_state(self.all_states, param)])
+
+    def _take_states(self, params: list[Tensor]) -> None:
+        if missing := [i for i, param in enumerate(self.params) if not has_state(self.all_states, param)]:
+            self.steps[missing] = 0
+        for param in params:
+            init_missing_state(self.all_states[param], param, self.states["exp_avg"].dtype)
+        buffers = {**self.states, "step": self.steps}
+        assigned = [{name: _kept(self.all_states[one][name], buffers[name]) for name in buffers} for one in params]
+        places = {param: i for i, param in enumerate(self.params)}
+        for param, values in zip(params, assigned, strict=True):
+            i = places[param]
+            views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
+            # On a device, writes are found by the version counter, which a separate storage does not share.
+            views["step"] = dlpack.from_dlpack(self.steps[i]) if self.steps.is_cpu else self.steps[i]
+            self.all_states[param].update({name: view.copy_(values[name]) for name, view in views.items()})
+        self._cached = CachedState(self.params, self.all_states, joins_steps=False)
+        self.counts = StepCounts([self.steps])
+
+    def has_own_grads(self) -> bool:
+        """Return whether all gradients are views of their buffer; :meth:`gather` uses this, too."""
+        are_views = have_grads(self.params, self._grad_views)
+        self._has_own_grads = are_views and placement(self._grad_views) == self._placement
+        return self._has_own_grads
+
+    def _has_moved(self, i: int) -> bool:
+        """Return whether a program has changed the view of a gradient itself, as by ``grad.data = ...``."""
+        view = self._grad_views[i]
+        return view.data_ptr() != self._addresses[i] or view.stride() != self._strides[i]
+
+    def new_params(self) -> list[Tensor]:
+        """Return the parameters that have a gradient but no state yet."""
+        if self._cached is None:
+            return [param for param in self.params if param.grad is not None]
+        return self._cached.new_params()
+
+    def gather(self, is_capturing: bool) -> list[Run]:
+        """Copy assigned gradients into their buffer, and return the runs to update."""
+        if new := self.new_params():
+            self._take_states(new)
+        self.counts.read()
+        has_own_grads, self._has_own_grads = self._has_own_grads, False  # it holds for this step only
+        has_grad = [True] * len(self.params) if has_own_grads else [param.grad is not None for param in self.params]
+        self._has_all_grads = all(has_grad)
+        self._check_captured(has_grad, is_capturing)
+        if self._has_all_grads and len(set(self.counts.values)) == 1:
+            runs = self._full_runs
+        else:
+            runs = self._runs(has_grad, self.counts.values)
+        if not has_own_grads:
+            for run in runs:
+                self._take_grads(run)
+        if self._cached is not None and self._cached.are_params_modified():
+            sync_master_from_param(self.states["master_params"], self.weights)
+        return runs
+
+    def _check_captured(self, has_grad: list[bool], is_capturing: bool) -> None:
+        """Raise if a captured step updates only some of the parameters, or a later one does: counts would differ."""
+        self._is_captured |= is_capturing
+        if self._is_captured and not self._has_all_grads and any(has_grad):
+            raise RuntimeError(
+                "FusedEmaAdam.step: with flatten=True, a captured graph updates parameters with one step count, so that"
+                " in it and in later steps all of them must have a gradient or none, but"
+                f" {sum(has_grad)} of {len(has_grad)} have one; capture the graph with flatten=False"
+            )
+
+    def _runs(self, is_chosen: list[bool], counts: list[Any]) -> list[Run]:
+        runs: list[slice] = []
+        for i, chosen in enumerate(is_chosen):
+            # Scalar and vectorized CPU code round differently. So that flattening does not change results, a tensor
+            # with a remainder is not merged with the next one.
+            joins = not self.weights.is_cpu or self.params[i].nbytes % _CACHE_LINE == 0
+            if chosen and joins and runs and runs[-1].stop == i and counts[i] == counts[i - 1]:
+                runs[-1] = slice(runs[-1].start, i + 1)
+            elif chosen:
+                runs.append(slice(i, i + 1))
+        return list(map(self._run, runs))
+
+    def _run(self, members: slice) -> Run:
+        last = members.stop - 1
+        part = slice(self._begins[members.start], self._begins[last] + self.params[last].numel())
+        weights, grads = self.weights[part], self.grads[part]
+        states = {name: buffer[part] for name, buffer in self.states.items()}
+        masters, moments = states.get("master_params", weights), (states["exp_avg"], states["exp_avg_sq"])
+        return Run(members, masters, grads, *moments, states["ema_params"], self.steps[members], weights)
+
+    def _take_grads(self, run: Run) -> None:
+        """Copy the gradients of a run into the buffer, and replace them by its views."""
+        members = range(run.members.start, run.members.stop)
+        for i in members:
+            if self._has_moved(i):  # what it is now is copied in
+                self._grad_views[i] = self._view(self.grads, i)
+        fresh = [i for i in members if self.params[i].grad is not self._grad_views[i]]
+        grads = [_kept(self.params[i].grad, self.grads) for i in fresh]  # type: ignore[arg-type]
+        if len(fresh) == len(members) and not any(map(ne, map(Tensor.stride, grads), self._strides[run.members])):
+            self._concatenate(run, grads)
+        elif fresh:
+            foreach_copy_([self._grad_views[i] for i in fresh], grads)
+        for i in fresh:
+            self.params[i].grad = self._grad_views[i]
+
+    def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
+        """Copy the gradients of a full run with a single launch."""
+        parts: list[Tensor] = []
+        end = self._begins[run.members.start]
+        for begin, grad in zip(self._begins[run.members], grads, strict=True):
+            if begin > end:
+                parts.append(grad.new_zeros(begin - end))
+            parts.append(grad.as_strided((grad.numel(),), (1,)))
+            end = begin + grad.numel()
+        torch.cat(parts, out=run.grads)
+
+    def without_grad(self) -> ParamsWithoutGrad:
+        """Return the parameters without a gradient that have a state."""
+        if self._has_all_grads:
+            return ParamsWithoutGrad([], [], [])
+        is_ema_updated = [param.grad is None and has_state(self.all_states, param) for param in self.params]
+        runs = self._runs(is_ema_updated, [0] * len(self.params))
+        return ParamsWithoutGrad(
+            [run.masters for run in runs], [run.ema_params for run in runs], [run.steps for run in runs]
+        )
+
+    def step(self, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
+        """Update the parameters that have gradients, as a few long tensors."""
+        counts = [self.counts.values[run.members.start] for run in runs] if self.counts.are_exact else []
+        self.counts.forget()
+        for run in runs:  # before the step, which may fail
+            torch.autograd.graph.increment_version(self.params[run.members])
+        tensors = TensorLists([], [], [], [], [], [], [])
+        for run in runs:
+            for listed, tensor in zip(tensors, run[1:], strict=True):
+                listed.append(tensor)
+        step_lists(tensors, options, schedule, counts)
+        if not self.steps.is_cpu:
+            self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])
+        if self._cached is not None:
+            self._cached.record_versions()
+
+
+def _kept(values: Tensor, buffer: Tensor) -> Tensor:
+    """Return what a program has assigned; a copy if it is in the buffer, where other values are written before."""
+    begin = buffer.data_ptr()
+    is_inside = values.device == buffer.device and begin <= values.data_ptr() < begin + buffer.nbytes
+    return values.clone() if is_inside else values
 
 
 class FlatGroup:

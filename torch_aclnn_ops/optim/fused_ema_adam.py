@@ -13,8 +13,7 @@ from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
-from torch_aclnn_ops.optim.flat import FlatGroup
-from torch_aclnn_ops.optim.flat_buffer import FlatBuffer, Run
+from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
 from torch_aclnn_ops.optim.memory import check_memory, check_no_shared_memory, keep_once
 from torch_aclnn_ops.optim.options import EmaSchedule, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
