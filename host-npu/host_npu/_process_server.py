@@ -1,18 +1,26 @@
-"""The server of :mod:`host_npu.testing`, which forks the processes of a request and says how they ended."""
+"""The server of :mod:`host_npu.testing`, which forks the processes of a request and says how they ended.
+
+It imports torch once. torch_npu reads the number of devices when it is imported, so that is done in a fork of the
+server for each number; the fork serves all requests with it.
+"""
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import host_npu
 
 
 @dataclass(frozen=True)
@@ -61,13 +69,68 @@ def main() -> None:
     torch.set_num_threads(1)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    forks: dict[str | int, _Fork] = {}
+    signal.signal(signal.SIGTERM, lambda *_: _end((fork.process for fork in forks.values()), signal.SIGTERM))
     while True:
         try:
-            pickled = pickle.load(requests)
+            npus, pickled = pickle.load(requests)
         except EOFError:
             return
-        pickle.dump(_served(pickled), answers)
+        fork = forks.get(npus) or forks.setdefault(npus, _Fork(npus))
+        pickle.dump(fork.answer(pickled), answers)
         answers.flush()
+
+
+class _Fork:
+    """A fork of the server.
+
+    Args:
+        npus: The number of simulated NPUs that it has, ``"real"`` for those of the machine, or ``"none"``.
+    """
+
+    def __init__(self, npus: str | int) -> None:
+        self._pipe, other = multiprocessing.Pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            self._pipe.close()
+            _serve(npus, other)
+        other.close()
+
+    def answer(self, pickled: bytes) -> list[End] | str:
+        """Return what :func:`_served` returns in the fork; end as it has ended if it has."""
+        try:
+            self._pipe.send_bytes(pickled)
+            answer: list[End] | str = self._pipe.recv()
+        except (EOFError, OSError):
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1]))
+        return answer
+
+
+def _serve(npus: str | int, pipe: Connection) -> NoReturn:
+    """Answer the requests of a pipe until it is closed."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        if isinstance(npus, int):
+            # The process whose server this is has decided about a real CANN.
+            host_npu.enable(npus, force=True)
+        elif npus == "real":
+            os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD")
+            import torch_npu  # type: ignore[import-untyped]  # noqa: F401
+        while True:
+            pipe.send(_served(pipe.recv_bytes()))
+    except EOFError:
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _end(others: Iterable[int], number: signal.Signals) -> NoReturn:
+    """End this process, and others by a signal."""
+    for other in others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(other, number)
+    os._exit(1)
 
 
 def _served(pickled: bytes) -> list[End] | str:
@@ -79,13 +142,7 @@ def _served(pickled: bytes) -> list[End] | str:
     gc.freeze()  # so that garbage collection does not copy shared pages
     children: list[int] = []
 
-    def terminate(*_: Any) -> None:
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        os._exit(1)
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    before = signal.signal(signal.SIGTERM, lambda *_: _end(children, signal.SIGKILL))
     for rank in range(request.world_size):
         if (child := os.fork()) == 0:
             signal.signal(signal.SIGTERM, before)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from host_npu import _torch_npu, is_enabled
 from host_npu._process_server import End, Request, on_cpu
 
 __all__ = ["Outcome", "outcomes", "results_of", "run"]
@@ -185,16 +186,19 @@ def results_of(cases: Iterable[tuple[str, Callable[[], Any]]]) -> dict[str, Any]
     return results
 
 
-_servers: "dict[tuple[str, int], subprocess.Popen[bytes]]" = {}
+_server: "subprocess.Popen[bytes] | None" = None
 
 
 def _answer(request: bytes, device: str, devices: int) -> list[End]:
     """Return how the processes of a request ended."""
-    key = device, devices
-    server = _servers.pop(key, None) or _started_server(device, devices)
+    global _server
+    npus: str | int = "none"
+    if device == "npu":
+        npus = devices if is_enabled() or _torch_npu.real_cann() is None else "real"
+    server, _server = _server or _started_server(), None
     assert server.stdin is not None and server.stdout is not None
     try:
-        pickle.dump(request, server.stdin)
+        pickle.dump((npus, request), server.stdin)
         server.stdin.flush()
         answer = pickle.load(server.stdout)
     except (EOFError, BrokenPipeError):
@@ -204,26 +208,20 @@ def _answer(request: bytes, device: str, devices: int) -> list[End]:
     except BaseException:
         server.terminate()  # and its processes; their answer must not be that of the next request
         raise
-    _servers[key] = server
+    _server = server
     if isinstance(answer, str):
         raise RuntimeError(f"the processes cannot import the function or its arguments:\n{answer}")
     ends: list[End] = answer
     return ends
 
 
-def _started_server(device: str, devices: int) -> "subprocess.Popen[bytes]":
-    from host_npu import _torch_npu, is_enabled
-
+def _started_server() -> "subprocess.Popen[bytes]":
     # Processes use the caller's sys.path, because functions are pickled by name.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    prefix = ["-m", "host_npu._process_server"]
-    if device == "npu" and (is_enabled() or _torch_npu.real_cann() is None):
-        environment |= {"HOST_NPU_DEVICES": str(devices)}
-        prefix = ["-m", "host_npu", *prefix]
-    elif device == "cpu":
-        environment.pop("HOST_NPU_ENABLE", None)
-        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    server = subprocess.Popen([sys.executable, *prefix], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    environment.pop("HOST_NPU_ENABLE", None)
+    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    command = [sys.executable, "-m", "host_npu._process_server"]
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(_end, server)
     return server
 
