@@ -23,9 +23,17 @@ def test_losses_are_those_of_the_cpu(found, expected, problem):
     assert difference(found, expected, 1e-5) == problem
 
 
-def test_a_client_says_its_losses_or_its_error():
-    client = Client("a loss", "pytest", '-c "raise ValueError(1)"', "-c pass")
-    assert run(client).problem == "status 1: ValueError: 1"
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [("echo loss 3", "loss 0 is 3.0 instead of 2.0"), ("echo ValueError: 1 >&2; exit 1", "status 1: ValueError: 1")],
+)
+def test_a_client_says_its_losses_or_its_error(command, problem, tmp_path):
+    # The arguments are "-m host_npu -c" and the program.
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nexec sh -c "$4"\n')
+    python.chmod(0o700)
+    client = Client("a loss", "pytest", f"-c '{command}'", "-c 'echo loss 2'", python=str(python))
+    assert run(client).problem == problem
 
 
 def test_the_page_has_a_line_for_each_client():

@@ -1,9 +1,10 @@
 """How the simulated NPU is switched on, and what it consists of.
 
-Every program runs in a new interpreter; this one has no NPU.
+Programs run in new interpreters; this one has no NPU. A start takes seconds, so that several tests look at one program.
 """
 
 import importlib
+import json
 import os
 import pathlib
 import re
@@ -12,7 +13,8 @@ import sys
 
 import host_npu
 import pytest
-from host_npu import _libraries
+import torch
+from host_npu import _libraries, testing
 
 _TESTS = pathlib.Path(__file__).parent
 _PACKAGE = pathlib.Path(host_npu.__file__).parents[1]
@@ -48,13 +50,63 @@ def script(tmp_path):
     return write
 
 
-def test_a_module_runs_like_a_script(tmp_path):
-    (tmp_path / "program.py").write_text(
-        "import os, sys, torch\nprint(sys.argv[1:], torch.npu.get_device_name(), os.environ['HOST_NPU_STRICT_MEMORY'])"
-    )
-    arguments = ("--soc", "Ascend310P", "--strict-memory", "-m", "program", "-x")
-    result = _on_host_npu(*arguments, PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
-    assert result.stdout.split("\n")[-2] == "['-x'] Ascend310P3 1", result.stderr
+_PROGRAM = """
+import json, os, subprocess, sys, threading, time
+import torch
+
+started = threading.Event()
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input):
+        return input * 2
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        started.set()
+        time.sleep(1)
+        return grad_output * 2
+
+
+child = "import torch_npu, torch; torch.npu.set_device(0); torch.npu.set_device(1); "
+child += "print(torch.npu.device_count(), torch.ones(3).npu().sum().item())"
+result = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+facts = [sys.argv[1:], torch.npu.get_device_name(), os.environ["HOST_NPU_STRICT_MEMORY"]]
+print(json.dumps([*facts, result.returncode, result.stdout, result.stderr]))
+input = torch.ones(1, device="npu", requires_grad=True)
+threading.Thread(target=lambda: Slow.apply(input).sum().backward(), daemon=True).start()
+started.wait()
+print("the end")
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    """A program that has run as a module, where Python is customized."""
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "program.py").write_text(_PROGRAM)
+    (folder / "sitecustomize.py").write_text("print('customized')")
+    arguments = ("--devices", "2", "--soc", "Ascend310P", "--strict-memory", "-m", "program", "-x")
+    return _on_host_npu(*arguments, PYTHONPATH=f"{folder}:{_PACKAGE}")
+
+
+def test_a_module_gets_its_arguments_and_the_options_hold(module):
+    assert json.loads(module.stdout.splitlines()[1])[:3] == [["-x"], "Ascend310P3", "1"], module.stderr
+
+
+def test_a_child_that_imports_torch_npu_first_and_makes_two_devices_current_ends_with_0(module):
+    *_, status, output, errors = json.loads(module.stdout.splitlines()[1])
+    assert (status, output.splitlines()[1:]) == (0, ["2 3.0"]), errors
+
+
+def test_a_sitecustomize_of_the_environment_runs_in_child_processes_too(module):
+    first, facts, _ = module.stdout.splitlines()
+    assert first == json.loads(facts)[4].splitlines()[0] == "customized"
+
+
+def test_a_program_that_ends_during_a_backward_pass_does_not_abort(module):
+    assert (module.returncode, module.stdout.splitlines()[-1]) == (0, "the end"), module.stderr
 
 
 @pytest.fixture
@@ -70,41 +122,20 @@ def test_a_real_cann_is_not_hidden(script, with_cann):
     assert "there is a real CANN (its libraries are on the loader's search path)" in result.stderr
 
 
-def test_a_real_cann_is_hidden_on_demand(tmp_path, script, with_cann):
-    code = f"import os, torch; print(torch.npu.device_count(), os.environ['ASCEND_HOME_PATH'] == {str(tmp_path)!r})"
-    result = _on_host_npu("--force", script(code), ASCEND_HOME_PATH=str(tmp_path), **with_cann)
-    assert result.stdout == "1 False\n", result.stderr
-
-
 def test_ascend_home_path_counts_as_a_real_cann(tmp_path, script):
     result = _on_host_npu(script(""), ASCEND_HOME_PATH=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert f"ASCEND_HOME_PATH is set to {tmp_path}" in result.stderr
 
 
+def _enabled_here(device):
+    sys.modules["torch_npu"] = None
+    found = [host_npu.is_enabled()]
+    host_npu.enable(devices=3)
+    return [*found, host_npu.is_enabled(), torch.npu.device_count(), torch.ones(2, device="npu").sum().item()]
+
+
 def test_a_program_can_enable_it_itself_although_torch_npu_was_blocked():
-    code = (
-        "import sys; sys.modules['torch_npu'] = None\n"
-        "import torch, host_npu; print(host_npu.is_enabled()); host_npu.enable(devices=3)\n"
-        "print(host_npu.is_enabled(), torch.npu.device_count(), torch.ones(2, device='npu').sum().item())"
-    )
-    result = _run("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert result.stdout.split("\n")[-3:-1] == ["False", "True 3 2.0"], result.stderr
-
-
-def test_a_script_gets_its_arguments_and_its_processes_host_npus_and_nothing_is_said_of_cann(script):
-    child = script("import torch; print(torch.npu.device_count(), torch.npu.mem_get_info()[0] > 0)")
-    program = child.with_name("parent.py")
-    run_child = f"subprocess.run([sys.executable, {str(child)!r}])"
-    program.write_text(f"import subprocess, sys; print(sys.argv[1:], flush=True); {run_child}")
-    assert _on_host_npu("--devices", "2", program, "first", "--second").stdout == "['first', '--second']\n2 True\n"
-
-
-def test_a_sitecustomize_of_the_environment_runs_in_child_processes(tmp_path, script):
-    (tmp_path / "sitecustomize.py").write_text("print('customized')")
-    program = script("import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1)'])")
-    result = _on_host_npu(program, PYTHONPATH=f"{tmp_path}:{_PACKAGE}")
-    # The parent's line comes before or after the child's, as its output is flushed.
-    assert sorted(result.stdout.splitlines()) == ["1", "customized", "customized"], result.stderr
+    assert testing.run(_enabled_here, 1, backend="") == [[False, True, 3, 2.0]]
 
 
 def test_a_script_that_is_not_there_takes_one_line(tmp_path):
@@ -123,21 +154,43 @@ def test_the_runner_searches_where_python_does(tmp_path):
     assert module.stdout.startswith("['-m'] ["), module.stderr
 
 
-def test_a_folder_named_triton_is_not_the_package(tmp_path):
+_CODE = """
+import os, sys
+print(sys.argv, sys.path, __name__, "__file__" in vars(sys.modules["__main__"]))
+if "torch" in sys.modules:
+    import torch, torch_npu
+    swiglu = torch_npu.npu_swiglu(torch.ones(2, 8, device="npu"))
+    print(swiglu.sum().item(), torch.npu.device_count(), os.environ["ASCEND_HOME_PATH"])
+"""
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory):
+    """The output of a program that is given by its code, of Python and of the host NPU, and the path of a real CANN."""
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "libascendcl.so").touch()
     # torch takes it for the package, and cannot import torch._dynamo, which the shapes of a formula's results need.
-    (tmp_path / "triton").mkdir()
-    code = "import torch, torch_npu; x = torch.ones(2, 8, device='npu'); print(torch_npu.npu_swiglu(x).sum().item())"
-    result = _on_host_npu("-c", code, PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
-    assert result.stdout == "5.848468780517578\n", result.stderr
+    (folder / "triton").mkdir()
+    environment = {"PYTHONPATH": f"{_PACKAGE}:{folder}"}
+    python = _run("-c", _CODE, "-m", "--soc", **environment)
+    environment |= {"LD_LIBRARY_PATH": str(folder), "ASCEND_HOME_PATH": str(folder)}
+    result = _on_host_npu("--force", "--devices", "2", f"-c{_CODE}", "-m", "--soc", **environment)
+    assert result.returncode == 0, result.stderr
+    return python.stdout, result.stdout, str(folder)
 
 
-def test_code_runs_like_a_script():
-    code = "import sys; print(sys.argv, sys.path, __name__, '__file__' in vars(sys.modules['__main__']))"
-    python, result = _run("-c", code, "-m", "--soc"), _on_host_npu("--devices", "2", f"-c{code}", "-m", "--soc")
-    before, after = python.stdout.split("]", 2)[:2], result.stdout.split("]", 2)[:2]
-    assert before[0] == after[0] == "['-c', '-m', '--soc'", result.stderr
+def test_code_runs_like_a_script(code):
+    python, host_npu, _ = code
+    before, after = python.split("]", 2)[:2], host_npu.split("]", 2)[:2]
+    assert before[0] == after[0] == "['-c', '-m', '--soc'"
     assert after[1].startswith(before[1]) and before[1].startswith(" [''")
-    assert result.stdout.endswith("] __main__ False\n")
+    assert host_npu.splitlines()[0].endswith("] __main__ False")
+
+
+def test_a_folder_named_triton_is_not_the_package_and_a_real_cann_is_hidden_on_demand(code):
+    _, host_npu, folder = code
+    sum_of_swiglu, devices, home = host_npu.splitlines()[1].split()
+    assert (sum_of_swiglu, devices) == ("5.848468780517578", "2") and home != folder
 
 
 def test_without_torch_npu_it_says_what_to_install(tmp_path):
@@ -148,7 +201,7 @@ def test_without_torch_npu_it_says_what_to_install(tmp_path):
 
 def test_torch_npu_must_not_be_imported_before(tmp_path):
     (tmp_path / "torch_npu.py").touch()
-    code = "import torch, torch_npu; import host_npu; host_npu.enable()"
+    code = "import torch_npu, host_npu; host_npu.enable()"
     result = _run("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0", PYTHONPATH=f"{tmp_path}:{_PACKAGE}")
     assert "HostNpuError: torch_npu is imported already" in result.stderr
 
@@ -184,38 +237,6 @@ def test_statistics_need_it_enabled(call):
         pytest.skip("these tests run on a host NPU")
     with pytest.raises(host_npu.HostNpuError, match="is not enabled"):
         call()
-
-
-_ENDING = """
-import threading, time
-import torch
-
-started = threading.Event()
-
-
-class Slow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input):
-        return input * 2
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        started.set()
-        time.sleep(1)
-        return grad_output * 2
-
-
-input = torch.ones(1, device="npu", requires_grad=True)
-threading.Thread(target=lambda: Slow.apply(input).sum().backward(), daemon=True).start()
-started.wait()
-print("the end")
-"""
-
-
-def test_a_program_that_ends_during_a_backward_pass_does_not_abort(tmp_path):
-    (tmp_path / "program.py").write_text(_ENDING)
-    result = _on_host_npu(tmp_path / "program.py")
-    assert (result.returncode, result.stdout) == (0, "the end\n"), result.stderr
 
 
 def test_it_imports_nothing_of_the_operators():

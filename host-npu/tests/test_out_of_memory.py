@@ -3,8 +3,6 @@
 The files in which the kernel says what there is are those of a folder, so that no test fills the machine.
 """
 
-import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -40,23 +38,17 @@ for line in sys.stdin:
 """
 
 
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("HOST_NPU_")}
+
+
 @pytest.fixture(scope="module")
 def program():
-    """The program with a number of devices, which is started once."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOST_NPU_")}
+    """The program, which is started once."""
+    environment = _ENVIRONMENT | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with contextlib.ExitStack() as programs:
-
-        @functools.cache
-        def of(devices: int) -> subprocess.Popen[str]:
-            environment = kept | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HOST_NPU_DEVICES": str(devices)}
-            started = programs.enter_context(
-                subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment, **pipes)
-            )
-            programs.callback(started.stdin.close)
-            return started
-
-        yield of
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment, **pipes) as started:
+        yield started
+        started.stdin.close()
 
 
 def _write(root: Path, files: dict[str, str]) -> None:
@@ -83,12 +75,11 @@ def _container(limit: int | str, used: int, active: int = 0, inactive: int = 0) 
 def run(program, tmp_path):
     """Return what code puts into answers in a process that reads what the host has in the files."""
 
-    def answers(files: dict[str, str], code: str, devices: int = 1, **environment: str) -> dict[str, object]:
+    def answers(files: dict[str, str], code: str, **environment: str) -> dict[str, object]:
         _write(tmp_path, files)
-        started = program(devices)
-        started.stdin.write(json.dumps([str(tmp_path), environment, code]) + "\n")
-        started.stdin.flush()
-        return json.loads(next(line for line in started.stdout if line.startswith("{")))
+        program.stdin.write(json.dumps([str(tmp_path), environment, code]) + "\n")
+        program.stdin.flush()
+        return json.loads(next(line for line in program.stdout if line.startswith("{")))
 
     return answers
 
@@ -100,23 +91,40 @@ answers.update(free=free // MIB, total=total // MIB, properties=torch.npu.get_de
 
 
 @pytest.mark.parametrize(
-    ("files", "devices", "total", "free"),
+    ("files", "total", "free"),
     [
-        (_machine(8192, 4096), 1, 8192, 4096 - 512),
-        (_machine(8192, 4096), 2, 4096, 4096 - 512),
-        (_machine(1 << 20, 1 << 19), 1, 65536, 65536),
-        (_machine(8192, 100), 1, 8192, 0),
-        (
-            _machine(8192, 4096) | _container(2048 * MIB, 1024 * MIB, 100 * MIB, 24 * MIB),
-            *(1, 2048, 1024 + 124 - 128),
-        ),
-        (_machine(8192, 4096) | _container("max", 1), 1, 8192, 4096 - 512),
+        (_machine(8192, 4096), 8192, 4096 - 512),
+        (_machine(1 << 20, 1 << 19), 65536, 65536),
+        (_machine(8192, 100), 8192, 0),
+        (_machine(8192, 4096) | _container(2048 * MIB, 1024 * MIB, 100 * MIB, 24 * MIB), 2048, 1024 + 124 - 128),
+        (_machine(8192, 4096) | _container("max", 1), 8192, 4096 - 512),
     ],
-    ids=["machine", "two devices", "huge", "full", "container", "no limit"],
+    ids=["machine", "huge", "full", "container", "no limit"],
 )
-def test_the_memory_is_that_of_the_machine_or_the_container(files, devices, total, free, run):
-    answers = run(files, _INFO, devices)
+def test_the_memory_is_that_of_the_machine_or_the_container(files, total, free, run):
+    answers = run(files, _INFO)
     assert answers == {"total": total, "free": free, "properties": total}
+
+
+_TWO_DEVICES = """
+import ctypes, sys
+import host_npu
+host_npu._prepare(host_npu._settings(2, None, None), force=False)
+runtime, (free, total) = host_npu._require_enabled(), (ctypes.c_size_t(), ctypes.c_size_t())
+runtime.host_npu_read_limits_from(sys.argv[1].encode())
+HIGH_BANDWIDTH = 1
+for status in (runtime.aclInit(None), runtime.aclrtSetDevice(1),
+               runtime.aclrtGetMemInfo(HIGH_BANDWIDTH, ctypes.byref(free), ctypes.byref(total))):
+    assert status == 0, status
+print(total.value >> 20, free.value >> 20)
+"""
+
+
+def test_devices_share_the_memory_of_the_machine(tmp_path):
+    _write(tmp_path, _machine(8192, 4096))
+    command = [sys.executable, "-c", _TWO_DEVICES, str(tmp_path)]
+    result = subprocess.run(command, env=_ENVIRONMENT, capture_output=True, text=True)
+    assert result.stdout == f"4096 {4096 - 512}\n", result.stderr
 
 
 @pytest.mark.parametrize("segments", ["", "expandable_segments:True"])

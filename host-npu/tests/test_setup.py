@@ -24,7 +24,7 @@ def _run(*arguments: object, cwd: Path = _PROJECT, **environment: str) -> subpro
     )
 
 
-def test_a_wheel_runs_a_program_from_elsewhere(tmp_path):
+def test_a_wheel_runs_a_program_from_elsewhere_with_its_arguments(tmp_path):
     # In the work tree, so that what was compiled there is not compiled again.
     pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
     result = _run(*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", _PROJECT, "-w", tmp_path)
@@ -43,9 +43,12 @@ def test_a_wheel_runs_a_program_from_elsewhere(tmp_path):
     # pip would replace the torch that the libraries were compiled for, to solve what torch_npu's wheel says it needs.
     assert not [needs for needs in requirements if "extra ==" not in needs]
 
-    (tmp_path / "program.py").write_text("import host_npu, torch; print(host_npu.__file__, torch.ones(2).npu().sum())")
-    result = _run("-m", "host_npu", "program.py", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    assert result.stdout.startswith(str(tmp_path / "site")) and "tensor(2., device='npu:0')" in result.stdout
+    program = "import host_npu, sys, torch; print(host_npu.__file__, sys.argv, torch.ones(2).npu().sum())"
+    (tmp_path / "program.py").write_text(program)
+    options = ("-m", "host_npu", "program.py", "first", "--second")
+    result = _run(*options, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    said = "['program.py', 'first', '--second'] tensor(2., device='npu:0')\n"
+    assert result.stdout == f"{tmp_path / 'site/host_npu/__init__.py'} {said}", result.stderr
 
 
 def test_each_library_that_is_compiled_is_named_when_it_is_done(tmp_path):

@@ -1,9 +1,12 @@
 """``python -m host_npu --list NAME`` finds the operators of CANN by the names of torch_npu's functions."""
 
+import sys
+
 import host_npu
 import pytest
 import torch
 import torch_npu
+from host_npu import __main__ as runner
 from host_npu import _operators
 
 
@@ -70,6 +73,22 @@ def test_other_names_find_nothing():
 @pytest.mark.parametrize(("name", "own"), [("index_put", "aten.index_put"), ("torch.acos", "aten.acos, aten.acosh")])
 def test_names_of_torch_say_that_its_operators_run(name, own):
     assert _operators.found(name)[-1] == f"PyTorch's own operators run on the host NPU all the same: {own}"
+
+
+def test_the_list_says_of_each_name_what_runs_and_what_does_not_exist(monkeypatch, capsys):
+    monkeypatch.setenv("HOST_NPU_SOC", "Ascend310P")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names = ["npu_rms_norm", "npu_apply_adam_w", "npu_ffn", "npu_nothing"]
+    monkeypatch.setattr(sys, "argv", ["host_npu", "--soc", "Ascend310P", "--list", *names])
+    with pytest.raises(SystemExit) as ended:
+        runner.main()
+    assert ended.value.code == 1  # one does not exist
+    norm, adam, ffn, nothing = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    assert norm[0] == "aclnnRmsNorm: computed by a formula, with CANN's documented dtypes and shapes"
+    assert "On Ascend310P torch_npu calls graph operators instead, unless set_compile_mode(jit_compile=False)" in norm
+    assert adam[0] == "npu_apply_adam_w: refused, a graph operator (aclop)" and ": computed by a formula" in adam[1]
+    assert not any("Off" in line for line in ffn)  # "ffn" is inside of RoundOffNumber, but no word of it
+    assert nothing == ["npu_nothing: torch_npu has no such function, and CANN no operator with this in its name"]
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="older releases lack some of the functions")
