@@ -406,19 +406,20 @@ def other_placements(process):
     return errors
 
 
-def results(device, folder, flavours):
-    """Run the cases of these flavours as one of the processes."""
+def results(device, folder, flavours, others):
+    """Run the cases of these flavours, and others, as one of the processes."""
     process = Process(device, dist.get_rank(), dist.get_world_size())
     warnings.simplefilter("ignore")
     cases = {
         "gather in flight": partial(gather_in_flight, process),
         "without the model": partial(without_the_model, process),
-        "resumed from AdamW": partial(resumed_from_adamw, process, folder),
         "state of the first": partial(state_of_the_first, process),
         "other placements": partial(other_placements, process),
     }
-    if COMPILES:
+    if "compiled" in others and COMPILES:
         cases["compiled"] = partial(compiled, process)
+    if "resumed from AdamW" in others:
+        cases["resumed from AdamW"] = partial(resumed_from_adamw, process, folder)
     for name in flavours:
         cases[name] = partial(of_flavour, process, name, folder)
     for name in OF_EACH_KIND:

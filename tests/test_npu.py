@@ -35,16 +35,16 @@ MODES = {
 }
 
 
-def _run(function, *arguments, devices=1, **settings):
-    """Call a function in a process with NPUs and these settings, and say how it ended."""
-    options = {"devices": devices, "backend": "", "environment": settings, "timeout": 1200}
+def _run(function, *arguments, **settings):
+    """Call a function in a process with two NPUs and these settings, and say how it ended."""
+    options = {"devices": 2, "backend": "", "environment": settings, "timeout": 1200}
     [outcome] = outcomes(function, 1, *arguments, device="npu", **options)
     assert outcome.error is None, outcome.error + outcome.output[-5000:]
     return outcome
 
 
 def _run_tests(mode: str, *arguments: str, **settings: str) -> None:
-    result = _run(run_pytest, *arguments, devices=2, **MODES[mode], **settings)
+    result = _run(run_pytest, *arguments, **MODES[mode], **settings)
     assert result.value == 0 and " passed" in result.output, result.output[-7000:]
 
 
@@ -54,9 +54,9 @@ def test_everything_on_the_host_npu():
 
 @pytest.mark.parametrize("mode", ["no queue"])  # the exhaustive cases have everything, in every mode
 def test_launches_and_failures_without_the_usual_queue(mode):
-    _run_tests(
-        mode, *(f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "invalid_arguments"))
-    )
+    files = (f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "invalid_arguments"))
+    # The entries differ before an operator is launched.
+    _run_tests(mode, *files, "-k", "not _C and not package")
 
 
 @pytest.mark.exhaustive
