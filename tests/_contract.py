@@ -244,6 +244,14 @@ class DropInContract:
         for tensor, copy in zip(inputs, before, strict=True):
             assert torch.equal(tensor, copy)
 
+    def test_the_result_may_be_changed_in_place(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        expected = torch.autograd.grad((call(ours, *inputs) * 3).sum(), inputs)
+        for gradient, other in zip(
+            torch.autograd.grad(call(ours, *inputs).mul_(3).sum(), inputs), expected, strict=True
+        ):
+            torch.testing.assert_close(gradient, other, equal_nan=True)
+
     def test_vmap_of_the_gradient_equals_a_loop(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         samples = [torch.stack([tensor.detach(), tensor.detach() * 0.5 + 0.2]) for tensor in inputs]

@@ -258,11 +258,15 @@ def test_only_requested_outputs_are_returned():
     torch.testing.assert_close(result.loss, loss)
 
 
-def test_requesting_predicted_tokens_does_not_change_the_gradients():
-    result, (input, head, _) = _small_call(outputs=("token_accuracy",))
-    expected, arguments = _small_call()
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_gradients_do_not_depend_on_predicted_tokens_which_may_be_changed_in_place(reduction):
+    result, (input, head, _) = _small_call(outputs=("predicted_tokens",), reduction=reduction)
+    result.predicted_tokens.zero_()
+    expected, arguments = _small_call(reduction=reduction)
     for mine, theirs in zip(
-        torch.autograd.grad(result.loss, (input, head)), torch.autograd.grad(expected, arguments[:2]), strict=True
+        torch.autograd.grad(result.loss.sum(), (input, head)),
+        torch.autograd.grad(expected.sum(), arguments[:2]),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs)
 

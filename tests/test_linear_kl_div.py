@@ -172,6 +172,12 @@ def test_a_uint8_label_is_not_that_of_ignored_rows():
     torch.testing.assert_close(found, loss_of(student(), reduction="none"))
 
 
+def test_the_loss_of_each_row_may_be_changed_in_place():
+    one, other = student(), student()
+    found = gradients(loss_of(one, reduction="none").mul_(3), one)
+    torch.testing.assert_close(found, gradients(loss_of(other, reduction="none") * 3, other))
+
+
 @pytest.mark.parametrize("hard_weight", [0.0, 0.7])
 def test_labels_may_stand_behind_their_rows(hard_weight):
     (input, *head), (rows, *its_head) = student(rows=(2, 5)), head_of_teacher(rows=(2, 5))

@@ -20,7 +20,8 @@ struct Embedding : torch::autograd::Function<Function> {
     }
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& weight, int64_t padding_idx, bool scale_grad_by_freq) {
-        const at::AutoDispatchBelowAutograd below;
+        // The result would otherwise be a view, and autograd refuses to change a view from a Function in place.
+        const at::AutoDispatchBelowADInplaceOrView below;
         context->save_for_backward({input});
         context->saved_data["options"] = std::tuple(weight.size(0), padding_idx, scale_grad_by_freq);
         return at::embedding(weight, input, padding_idx, scale_grad_by_freq);

@@ -29,7 +29,7 @@ struct LossFunction : torch::autograd::Function<Loss> {
 
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t reduction) {
-        const at::AutoDispatchBelowAutograd below;
+        const at::AutoDispatchBelowADInplaceOrView below;
         // The caller has applied autocast, which raises for some losses.
         const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
         context->save_for_backward({input, target, weight.value_or(at::Tensor())});

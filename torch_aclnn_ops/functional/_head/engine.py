@@ -181,7 +181,8 @@ def _save(ctx: Any, loss: HeadLoss, call: Any, results: Results, factors: Sequen
     ctx.loss, ctx.has_factors = loss, factors is not None
     ctx.dtypes = [None if one is None else one.dtype for one in call[:HEAD_TENSORS]]
     ctx.call = loss.replace(call, (None,) * HEAD_TENSORS, (None,) * len(tensors))
-    ctx.save_for_backward(*call[:HEAD_TENSORS], *savable, *(results if factors is None else factors))
+    others = results[: loss.number_of_saved] if factors is None else factors
+    ctx.save_for_backward(*call[:HEAD_TENSORS], *savable, *others)
 
 
 def _saved(ctx: Any) -> tuple[Any, Results, Sequence[Tensor | None] | None]:

@@ -33,6 +33,8 @@ class HeadLoss:
     """
 
     number_of_factors = 1
+    #: How many of the results, from the first on, backward_call() reads. The others may be changed in place.
+    number_of_saved = 0
 
     def __init__(self, name: str, call: Any, unread: Collection[str], of_rows: Collection[str]) -> None:
         self.name, names, types = name, list(call._fields), get_type_hints(call)

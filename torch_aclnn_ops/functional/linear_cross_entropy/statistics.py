@@ -49,6 +49,7 @@ _UNREAD = (
 
 class _CrossEntropy(HeadLoss):
     number_of_factors = len(Coefficients._fields)
+    number_of_saved = 2
 
     def reduce(self, call: Call, factors: Sequence[Tensor | None] | None) -> tuple[Results, HeadGradients]:
         return reduce(call, None if factors is None else Coefficients._make(factors))
