@@ -1,8 +1,5 @@
 """linear_cross_entropy: its large products on a CPU, which are not torch.mm's."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 from torch_aclnn_ops import _cpu_extension, explain
@@ -11,6 +8,7 @@ from torch_aclnn_ops.ops import _head
 
 import pytest
 import torch
+from host_npu.testing import run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import Maker
@@ -191,9 +189,11 @@ def test_bfloat16_products_are_disabled_if_a_trial_is_wrong(monkeypatch):
     assert _cpu_extension._why_products_fail() == "oneDNN computes wrong results on this CPU"
 
 
+def _why_no_bfloat16_products(device):
+    return _cpu_extension.why_no_bfloat16_products()
+
+
 @needs_units
 def test_bfloat16_products_are_disabled_if_onednn_does_not_support_them():
-    code = "import torch_aclnn_ops as ops; print(ops._cpu_extension.why_no_bfloat16_products())"
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("oneDNN does not support them: ")
+    [reason] = run(_why_no_bfloat16_products, 1, backend="", environment={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert reason.startswith("oneDNN does not support them: ")

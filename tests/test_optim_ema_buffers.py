@@ -86,7 +86,7 @@ def test_a_compiled_step_updates_them():
     models = [conv_with_batch_norm(), conv_with_batch_norm()]
     optimizers = [optimizer_of(model, ema_warmup="ratio") for model in models]
     train(models[0], optimizers[0].step, 3)
-    train(models[1], torch.compile(optimizers[1].step, fullgraph=True, backend="aot_eager"), 3)
+    train(models[1], torch.compile(optimizers[1].step, fullgraph=True, backend="eager"), 3)
     averages = [optimizer.state_dict()["ema_buffers"] for optimizer in optimizers]
     # The bias before batch norm has a gradient of rounding errors, which Adam scales up.
     torch.testing.assert_close(*averages, rtol=1e-7, atol=1e-7)

@@ -47,7 +47,7 @@ def test_result_and_gradients_are_the_cpus(case, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
-@pytest.mark.every_nth_case(24)
+@pytest.mark.every_nth_case(48)
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_code_launches_what_eager_code_launches(case):
     def compiled(call):

@@ -390,6 +390,7 @@ def test_averages_of_a_model_that_was_moved_are_exported_where_it_is(tmp_path):
 
 @each_flatten
 @pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.every_nth_case(3)
 def test_steps_of_a_disabled_package_launch_nothing_and_give_the_same_weights(is_compiled, flatten):
     expected, _ = trained("npu", torch.float32, 3, flatten=flatten)
     model = Weights(torch.float32).to("npu")
