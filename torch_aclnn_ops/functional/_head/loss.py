@@ -187,7 +187,7 @@ class HeadOperator:
         flat = inputs[: -self._factors]
         ctx.places = [i for i, one in enumerate(flat) if isinstance(one, Tensor)]
         ctx.constants = [None if i in ctx.places else one for i, one in enumerate(flat)]
-        ctx.save_for_backward(*(flat[i] for i in ctx.places), *output)
+        ctx.save_for_backward(*(flat[i] for i in ctx.places), *output[: self._loss.number_of_saved])
         ctx.set_materialize_grads(True)
 
     def _differentiate(self, ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
