@@ -27,7 +27,6 @@ LAYERS = (
     (
         "torch_aclnn_ops._patch",
         "torch_aclnn_ops._installation",
-        "torch_aclnn_ops._verification",
         "torch_aclnn_ops.doctor",
         "torch_aclnn_ops.integrations",
     ),

@@ -23,11 +23,7 @@ class _Place(NamedTuple):
         return f"{self.module.__name__}.{self.name}"
 
 
-def patch(
-    *,
-    adamw: bool | Mapping[str, Any] = False,
-    **functions: bool,
-) -> "Patch":
+def patch(*, adamw: bool | Mapping[str, Any] = False, **functions: bool) -> "Patch":
     """Replace functions of :mod:`torch.nn.functional`, which modules of :mod:`torch.nn` call, by those of this package.
 
     Like :func:`unittest.mock.patch`, the result can be used in a ``with`` statement, as a decorator of a function, or

@@ -6,20 +6,26 @@ With ``--check`` every operator and the optimizer are compared with the CPU: on 
 
 import argparse
 import dataclasses
+import inspect
 import json
+import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, ops
+from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, functional, ops
+from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops._installation import ON_THE_HOST_NPU, Finding, findings, has_npu_or_cann, is_simulated
 from torch_aclnn_ops._switch import how_to_enable, is_disabled
-from torch_aclnn_ops._verification import checks
 from torch_aclnn_ops._version import __version__
+from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 __all__ = ["Finding", "Outcome", "check", "describe", "findings", "main"]
 
@@ -29,6 +35,16 @@ def __dir__() -> list[str]:
 
 
 _WIDEST = 100  # columns; longer lines are hard to read
+_CLASSES = 160
+# Relative to the largest element. A float32 result is a sum of a few hundred terms. A 16-bit result is rounded three
+# times: the gradient of the logits, its matrix product, and the multiplication by grad_output.
+_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3 * 2**-11, torch.bfloat16: 3 * 2**-8}
+_STEPS = 200
+_LR, _WEIGHT_DECAY, _EMA_DECAY = 0.01, 0.1, 0.9
+# Relative to the largest element: CANN computes 1 - beta ** step in float32, which cancels in the first steps.
+_STEP_TOLERANCE = 1e-4
+# The rounding error of a parameter.
+_ROUNDINGS = {torch.float32: 0.0, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 
 class Outcome(NamedTuple):
@@ -61,12 +77,108 @@ def check(device: str = "npu") -> Iterator[Outcome]:
         Outcome(group='operator', name='binary_cross_entropy, torch.float64', is_right=True, detail='')
     """
     torch.manual_seed(0)
-    for group, name, run in checks(device):
+    for group, name, run in _checks(device):
         try:
             yield Outcome(group, name, True, run())
         except Exception as error:  # reported in the table; the other checks still run
             lines = str(error).strip().splitlines() or [""]
             yield Outcome(group, name, False, f"{type(error).__name__}: {lines[0]}")
+
+
+def _checks(device: str) -> Iterator[tuple[str, str, Callable[[], str]]]:
+    """Yield the group and name of each check, and a function that returns its error, or raises."""
+    lacks_bfloat16 = device == "npu" and not torch.npu.is_bf16_supported()  # type: ignore[attr-defined]
+    dtypes = [dtype for dtype in _TOLERANCES if not (lacks_bfloat16 and dtype == torch.bfloat16)]
+    for name, call in _calls().items():
+        for dtype in dtypes:
+            # A head in float64 falls back to matrix products, for which CANN has no float64.
+            if (device, name, dtype) != ("npu", "linear_cross_entropy", torch.float64):
+                yield "operator", f"{name}, {dtype}", partial(_check_call, call, device, dtype)
+    for dtype in (torch.float32, dtypes[-1]):
+        yield "optimizer", f"{_STEPS} steps, {dtype}", partial(_check_steps, device, dtype)
+
+
+class _Call(NamedTuple):
+    """A call of a drop-in: the function, torch's function, differentiated inputs, and other arguments."""
+
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    inputs: list[Tensor]
+    constants: list[Tensor]
+
+
+def _normal(*shape: int) -> Tensor:
+    """Return a float64 tensor of a standard normal distribution."""
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _calls() -> dict[str, _Call]:
+    """Return a call of each drop-in by name."""
+    made = {
+        "embedding": _Call(
+            lambda weight, indices: functional.embedding(indices, weight),
+            lambda weight, indices: F.embedding(indices, weight),
+            [_normal(50, 12)],
+            [torch.randint(50, (9, 4))],
+        ),
+        "linear_cross_entropy": _Call(
+            functional.linear_cross_entropy,
+            lambda input, weight, target: F.cross_entropy(F.linear(input, weight), target),
+            # Logits of about 1, so that kernels with 16-bit logits stay accurate.
+            [_normal(40, 24), _normal(_CLASSES, 24) / math.sqrt(24)],
+            [torch.randint(_CLASSES, (40,))],
+        ),
+    }
+    # Functions of an input, and losses of an input and a target of the same shape. All of them accept probabilities.
+    for name in DROP_INS:
+        parameters = inspect.signature(getattr(functional, name)).parameters.values()
+        needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+        if needed in (["input"], ["input", "target"]):
+            first, *others = (_normal(7, 33).sigmoid() for _ in needed)
+            made[name] = _Call(getattr(functional, name), getattr(F, name), [first], others)
+    return {name: made[name] for name in DROP_INS}
+
+
+def _check_call(call: _Call, device: str, dtype: torch.dtype) -> str:
+    constants = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in call.constants]
+    inputs = [tensor.detach().to(device, dtype).requires_grad_() for tensor in call.inputs]
+    exact = [tensor.detach().cpu().double().requires_grad_() for tensor in inputs]
+    result = call.function(*inputs, *(tensor.to(device) for tensor in constants))
+    truth = call.reference(*exact, *(tensor.double() if tensor.is_floating_point() else tensor for tensor in constants))
+    grad = _normal(*truth.shape).to(dtype)
+    gradients = torch.autograd.grad(result, inputs, grad.to(device, result.dtype))
+    truths = torch.autograd.grad(truth, exact, grad.double())
+    errors = [_error_of(result, truth.detach(), _TOLERANCES[dtype], "the result")]
+    errors += [_error_of(*pair, _TOLERANCES[dtype], "a gradient") for pair in zip(gradients, truths, strict=True)]
+    return f"error {max(errors):.1e}"
+
+
+def _check_steps(device: str, dtype: torch.dtype) -> str:
+    """Compare weights and EMA weights after steps with the same gradients; 16-bit weights have master weights."""
+    param = torch.nn.Parameter(torch.randn(33, 7).to(dtype).to(device))
+    truth = torch.nn.Parameter(param.detach().cpu().double())
+    average = truth.detach().clone()
+    optimizer = FusedEmaAdam([param], _LR, weight_decay=_WEIGHT_DECAY, ema_decay=_EMA_DECAY)
+    reference = torch.optim.AdamW([truth], _LR, weight_decay=_WEIGHT_DECAY)
+    for _ in range(_STEPS):
+        gradient = torch.randn(33, 7).to(dtype)
+        param.grad, truth.grad = gradient.to(device), gradient.double()
+        optimizer.step()
+        reference.step()
+        average.lerp_(truth.detach(), 1 - _EMA_DECAY)
+    tolerance = _STEP_TOLERANCE + _ROUNDINGS[dtype]
+    errors = [_error_of(param, truth.detach(), tolerance, "a weight")]
+    with optimizer.swap_ema_params():
+        errors.append(_error_of(param, average, tolerance, "an EMA weight"))
+    return f"error {max(errors):.1e}"
+
+
+def _error_of(found: Tensor, truth: Tensor, tolerance: float, what: str) -> float:
+    """Return the error relative to the largest element; raise if it exceeds the tolerance."""
+    error: float = (found.detach().cpu().double() - truth).abs().max().item() / max(1e-3, truth.abs().max().item())
+    if not error <= tolerance:
+        raise ArithmeticError(f"the error of {what} is {error:.1e}, which exceeds the tolerance of {tolerance:.1e}")
+    return error
 
 
 def describe() -> str:

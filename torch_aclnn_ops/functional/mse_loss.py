@@ -52,11 +52,7 @@ MSELossFunction.__doc__ = """Squared error of two tensors with the same shape an
 The arguments are ``input``, ``target`` and ``reduction``: 0 (none), 1 (mean) or 2 (sum).
 """
 
-_mse_loss = EagerOrCompiled(
-    MSELossFunction,
-    _loss,
-    native=NativeFunction("mse_loss", mse_loss_backward.why_not_dtype),
-)
+_mse_loss = EagerOrCompiled(MSELossFunction, _loss, native=NativeFunction("mse_loss", mse_loss_backward.why_not_dtype))
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 
 

@@ -25,11 +25,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.arguments import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_in_cpp, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.implementations import compute
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
-    LinearCrossEntropyOutput,
-    OutputName,
-    shift_results,
-)
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, OutputName, shift_results
 from torch_aclnn_ops.functional.linear_cross_entropy.sharded_head import (
     FSDP_HINT,
     call_in_fsdp_forward,

@@ -9,13 +9,7 @@ from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode
 from torch_aclnn_ops.functional._head.arguments import rows_to_labels
 from torch_aclnn_ops.ops._head import IGNORED
-from torch_aclnn_ops.ops.linear_cross_entropy.call import (
-    Call,
-    Coefficients,
-    Statistics,
-    cross_entropies,
-    z_losses,
-)
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Coefficients, Statistics, cross_entropies, z_losses
 
 import torch
 from torch import Tensor
@@ -184,11 +178,7 @@ def assemble(statistics: Statistics, rows: Rows, call: Call) -> Tensor | LinearC
 
 
 def with_outputs(
-    loss: Tensor,
-    tokens: Tensor | None,
-    rows: Rows,
-    call: Call,
-    **outputs: Tensor | None,
+    loss: Tensor, tokens: Tensor | None, rows: Rows, call: Call, **outputs: Tensor | None
 ) -> Tensor | LinearCrossEntropyOutput:
     """Return the loss together with the requested outputs, if any."""
     if not call.outputs:

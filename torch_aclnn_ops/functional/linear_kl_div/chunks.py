@@ -92,12 +92,7 @@ class _Kernel:
         return results
 
     def compare(
-        self,
-        student: Tensor,
-        teacher_logits: Tensor | None,
-        given: Call,
-        labels: Tensor | None,
-        factors: Tensor | None,
+        self, student: Tensor, teacher_logits: Tensor | None, given: Call, labels: Tensor | None, factors: Tensor | None
     ) -> Tensor | None:
         """Return the losses of some rows, if needed; with factors, overwrite the student's logits by their gradient."""
         gradient = student

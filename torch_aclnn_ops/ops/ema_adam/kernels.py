@@ -23,14 +23,7 @@ from torch_aclnn_ops._torch_compat.private import (
     fused_adamw_,
 )
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam import (
-    apply_with_tensor_lr_,
-    lerp_average,
-    run,
-    run_lists,
-    takes_lists,
-    why_not_cann,
-)
+from torch_aclnn_ops.ops.ema_adam import apply_with_tensor_lr_, lerp_average, run, run_lists, takes_lists, why_not_cann
 from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is_dense, local
 
 import torch
@@ -170,9 +163,7 @@ def _apply_operator(options: Options, grad: Tensor, *states_and_step: Tensor) ->
     # On an NPU run() falls back to PyTorch on a chip without the operator, where a direct call raises.
     call = run if grad.device.type == "npu" else apply_fused_ema_adam_
     (apply_with_tensor_lr_ if isinstance(options.lr, Tensor) else call)(
-        -grad if options.maximize else grad,
-        *states_and_step,
-        *_numbers(options),
+        -grad if options.maximize else grad, *states_and_step, *_numbers(options)
     )
 
 
