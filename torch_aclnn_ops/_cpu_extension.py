@@ -21,13 +21,6 @@ _HELPERS = ("few_logits", "have_grads", "have_items", "holds", "placement")
 _helpers: dict[str, Callable[..., Any]] = {}
 
 
-def describe() -> str:
-    """Describe what the extension, which must be available, supports on this CPU."""
-    reason = why_no_bfloat16_products()
-    products = "with native instructions" if reason is None else f"in float32, because {reason}"
-    return f"bfloat16 products {products}"
-
-
 @functools.cache
 def why_unavailable() -> str | None:
     """Load the extension on the first call; return why it is not used, or ``None`` if it is."""

@@ -58,9 +58,14 @@ def load() -> str | None:
         _reason = f"it cannot be loaded and must be rebuilt: {error}"
         return _reason
     _module, _reason = module, None
-    _soc = _family(module.soc_name())
+    name = module.soc_name()
+    _soc = max((one for one in EVERY_CHIP if name is not None and name.startswith(one)), key=len, default=None)
     _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
-    module.set_rules(_check, _check_chip)
+    # Applied after CANN has rejected a call, and on the first launch.
+    module.set_rules(
+        lambda name, args, values: _operators[name].check(args, values),
+        lambda name, args: _operators[name].check_chip(args),
+    )
     module.check_values(_checks_values)
     functions.update(module.functions)
     entries.update((name, make_entry(_operators[name].dispatch)) for name, make_entry in module.entries.items())
@@ -123,21 +128,6 @@ def check_values(enabled: bool) -> None:
 def checks_values() -> bool:
     """Return whether values are checked on NPUs."""
     return _checks_values
-
-
-def _family(name: str | None) -> str | None:
-    matching = [family for family in EVERY_CHIP if name is not None and name.startswith(family)]
-    return max(matching, key=len, default=None)
-
-
-def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:
-    """Apply an operator's argument checks; the extension calls this after CANN has rejected a call."""
-    _operators[operator_name].check(args, values)
-
-
-def _check_chip(operator_name: str, args: tuple[Any, ...]) -> None:
-    """Raise if the chip does not provide an operator; the extension calls this on the first launch."""
-    _operators[operator_name].check_chip(args)
 
 
 # Takes a chip family and all arguments of a schema; returns why CANN's operator does not support them, or None.

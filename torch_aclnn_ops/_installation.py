@@ -192,7 +192,9 @@ def _host_npu() -> Finding:
 def _cpu_kernels() -> Finding:
     reason = _cpu_extension.why_unavailable()
     if reason is None:
-        return Finding("CPU kernels", _cpu_extension.describe())
+        why_not = _cpu_extension.why_no_bfloat16_products()
+        products = "with native instructions" if why_not is None else f"in float32, because {why_not}"
+        return Finding("CPU kernels", f"bfloat16 products {products}")
     return Finding("CPU kernels", f"not loaded: {reason.partition(';')[0]}", f"for speed: install {_BUILD}")
 
 

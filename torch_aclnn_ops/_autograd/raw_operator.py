@@ -142,7 +142,8 @@ class RawOperator:
             if torch.compiler.is_compiling() or in_functorch_transform() or in_dispatch_mode():
                 return self.dispatch(*args)
             if is_logging():
-                log_call(self.name, *self._cpu_implementation())
+                implementation = Implementation.TORCH if self.has_cpu_kernel else Implementation.FALLBACK
+                log_call(self.name, implementation, lambda: "the tensors are on cpu")
             return self._cpu(*args)
         reason = self.why_not_cann(*args) if args[0].device.type == "npu" else None
         if reason is None:
@@ -247,11 +248,6 @@ class RawOperator:
             return kernel(*self.complete(args, kwargs))
 
         return dispatcher_entry
-
-    def _cpu_implementation(self) -> tuple[Implementation, Callable[[], str]]:
-        """Return the implementation on a CPU, and the reason."""
-        implementation = Implementation.TORCH if self.has_cpu_kernel else Implementation.FALLBACK
-        return implementation, lambda: "the tensors are on cpu"
 
     def _call_per_sample(
         self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any

@@ -10,25 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.backends.cpu import get_cpu_capability as cpu_capability
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.jit import is_tracing  # type: ignore[attr-defined]
-from torch.library import register_vmap
-from torch.nn import Buffer, Module
+from torch.backends import cpu
+from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode
+from torch.library import register_vmap as register_vmap
+from torch.nn import Buffer as Buffer
+from torch.nn import Module
 
-in_jit_trace: Callable[[], bool] = is_tracing
-
-__all__ = [
-    "Buffer",
-    "LinearCrossEntropyLoss",
-    "LinearCrossEntropyOptions",
-    "cpu_capability",
-    "get_proxy_mode",
-    "in_jit_trace",
-    "linear_cross_entropy",
-    "register_vmap",
-    "synchronize",
-]
+cpu_capability = cpu.get_cpu_capability
+in_jit_trace: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 class _LinearCrossEntropyLoss(Module):
@@ -81,8 +70,9 @@ class _LinearCrossEntropyLoss(Module):
 
 
 if TYPE_CHECKING:
-    from torch.nn import LinearCrossEntropyLoss, LinearCrossEntropyOptions
-    from torch.nn.functional import linear_cross_entropy
+    from torch.nn import LinearCrossEntropyLoss as LinearCrossEntropyLoss
+    from torch.nn import LinearCrossEntropyOptions as LinearCrossEntropyOptions
+    from torch.nn.functional import linear_cross_entropy as linear_cross_entropy
 else:
     # Since 2.13. Fallbacks: options= raises, the module uses the base class above, and the function is composed.
     LinearCrossEntropyOptions = getattr(torch.nn, "LinearCrossEntropyOptions", None)

@@ -5,7 +5,6 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +14,7 @@ from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._tensors import is_autocast_on
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import OutputName
 from torch_aclnn_ops.integrations._head_layers import is_plain
-from torch_aclnn_ops.integrations._materializations import record_of
+from torch_aclnn_ops.integrations._lazy_heads import PATCH
 from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 
 import torch
@@ -159,15 +158,13 @@ def _models(trainer: Any, function: str) -> list[nn.Module]:
 
 def _is_wrapped_by(model: nn.Module, module: dict[str, Any]) -> bool:
     """Return whether a function of a module is among those that a model's forward calls."""
-    return any(getattr(one, "__globals__", None) is module for one in _wrappers(model))
-
-
-def _wrappers(model: nn.Module) -> Iterator[Any]:
     forward = vars(model).get("forward")
     while forward is not None:
         forward = getattr(forward, "__func__", forward)
-        yield forward
+        if getattr(forward, "__globals__", None) is module:
+            return True
         forward = getattr(forward, "__wrapped__", None)
+    return False
 
 
 def _check_version() -> None:
@@ -230,9 +227,9 @@ def _wrap(model: nn.Module) -> None:
             output = call(*args, **kwargs)
         finally:
             _call.options, _call.labels = before
-        record = record_of(self)
-        if record is not None:
-            record.losses += 1
+        patch_of_model = vars(self).get(PATCH)  # of patch_model
+        if patch_of_model is not None:
+            patch_of_model.record.losses += 1
         return output
 
     setattr(model, "forward", types.MethodType(forward, model))  # noqa: B010  (which mypy sees)

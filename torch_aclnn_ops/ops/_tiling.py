@@ -104,10 +104,6 @@ class _Costs:
         held = number * (self.row if number > self.free_rows else self.row_beside_gradient) + self.constant
         return held if rows_per_chunk >= self.rows else held + self.sum
 
-    def min_bytes(self) -> int:
-        """Return the smallest possible number of bytes."""
-        return min(self.held(1), self.held(self.rows))
-
     def max_rows(self, max_memory: int) -> int:
         """Return the largest chunk size that needs at most ``max_memory`` bytes, or 0 if there is none."""
         if self.held(self.rows) <= max_memory:
@@ -145,9 +141,9 @@ def tile_rows(
     else:
         rows_per_chunk = costs.max_rows(max_memory)
         if rows_per_chunk == 0:
+            least = min(costs.held(1), costs.held(rows))
             raise ValueError(
-                f"{function}: max_memory must be at least {costs.min_bytes()} bytes for these arguments, but it is"
-                f" {max_memory}"
+                f"{function}: max_memory must be at least {least} bytes for these arguments, but it is {max_memory}"
             )
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)

@@ -30,8 +30,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-__all__ = ["FusedEmaAdam"]
-
 
 class Work(NamedTuple):
     """What a step does for one parameter group: made for all groups before any of them is written."""

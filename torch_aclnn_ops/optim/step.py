@@ -2,7 +2,7 @@
 
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -78,7 +78,8 @@ def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, co
     if not torch.compiler.is_compiling():
         mark_modified(tensors.rounded)
     if not are_plain(tensors.rounded):
-        grads = [_placed_as(param, grad) for grad, param in zip(tensors.grads, tensors.rounded, strict=True)]
+        pairs: Iterable[tuple[Any, Any]] = zip(tensors.grads, tensors.rounded, strict=True)
+        grads = [one.redistribute(placements=param.placements) if is_dtensor(param) else one for one, param in pairs]
         tensors = tensors._replace(grads=grads).local()
     if schedule.is_constant:
         _update(tensors, options)
@@ -94,12 +95,6 @@ def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, co
         decays = schedule.decays_at(torch.stack([step.to(steps[0].device) for step in steps]) + 1)
         for i, decay in enumerate(decays.unbind()):
             _update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
-
-
-def _placed_as(param: Any, grad: Any) -> Tensor:
-    """Return a gradient with the placements of its parameter, if that is a ``DTensor``."""
-    placed: Tensor = grad.redistribute(placements=param.placements) if is_dtensor(param) else grad
-    return placed
 
 
 def _update(tensors: TensorLists, options: Options) -> None:

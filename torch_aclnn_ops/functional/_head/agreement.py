@@ -47,11 +47,6 @@ class Summary(NamedTuple):
         return self.factors.shape[0] * _GROUP
 
 
-def _encode(value: Any) -> Any:
-    """Return a number that is different for different values; float32 represents it, or rounds it on all ranks."""
-    return _hash(value) if value is None or isinstance(value, (str, tuple)) else value
-
-
 @assume_constant_result
 def _hash(value: object) -> int:
     return crc32(repr(value).encode()) % _EXACT
@@ -69,23 +64,21 @@ def summarize(
     kinds = [*[_SAME] * of_call, _SAME, _ROUNDED, _DIFFERENT]
     padding = [0.0] * (of_call * _GROUP - len(call))
     columns = [number for column in zip(*kinds, strict=True) for number in column]
-    numbers = [*map(_encode, call.values()), *padding, *[0.0] * _GROUP, *columns]
+    # Different for different values: float32 represents them, or rounds them on all ranks.
+    encoded = [_hash(one) if one is None or isinstance(one, (str, tuple)) else one for one in call.values()]
+    numbers = [*encoded, *padding, *[0.0] * _GROUP, *columns]
     lengths = of_call * _GROUP, _GROUP, 2 * len(kinds), len(kinds)
     same, zeros, signs, factors = _constants(numbers, dtype, input.device).split(lengths)
     # Shards of different sizes are different. Zeros stand for what is not given, so that nothing is launched for it.
     are_comparable = len(sizes) > 1 and len(set(sizes)) == 1
     groups = (
-        zeros[:0] if target is None else _fingerprint(target, dtype),
+        # The bytes of a sum that depends on all targets and their order.
+        zeros[:0] if target is None else target.detach().cumsum(0).sum().reshape(1).view(torch.uint8).to(dtype),
         input.detach()[:: max(input.shape[0] - 1, 1), :_FEATURES].to(dtype).reshape(-1),
         _some_of(shard.detach(), dtype) if are_comparable else zeros[:0],
     )
     padded = [part for group in groups for part in (group, zeros[group.shape[0] :])]
     return Summary([same, *padded], signs.unflatten(0, (2, 1, -1, 1)), factors)
-
-
-def _fingerprint(target: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bytes of a sum that depends on all targets and their order, shape (8,)."""
-    return target.detach().cumsum(0).sum().reshape(1).view(torch.uint8).to(dtype)
 
 
 def _some_of(rows: Tensor, dtype: torch.dtype) -> Tensor:

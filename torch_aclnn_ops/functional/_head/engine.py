@@ -18,6 +18,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import (
     any_differentiated,
     any_wrapped,
+    as_function_of,
     has_tangent,
     in_functorch_transform,
     is_batched,
@@ -203,15 +204,13 @@ def _differentiable_gradients(
     """Compute gradients that can be differentiated again; their graph holds the logits of all rows."""
     positions = [i for i, is_needed in enumerate(needed) if is_needed]
 
-    def function(*values: Tensor) -> tuple[Tensor, ...]:
-        of_head = list(call[:HEAD_TENSORS])
-        for position, value in zip(positions, values, strict=True):
-            of_head[position] = value
+    def function(*of_head: Tensor) -> tuple[Tensor, ...]:
         results = _by_formula(loss, loss.replace(call, of_head, loss.tensors(call)))
         if factors is not None:
             return (loss.total(call, results, factors),)
         return tuple(results[i] for i in loss.differentiable(call))
 
-    _, pull_back = vjp(function, *(call[position] for position in positions))
+    function_of_needed, values = as_function_of(function, call[:HEAD_TENSORS], positions)
+    _, pull_back = vjp(function_of_needed, *values)
     cotangents = grads[:1] if factors is not None else [grads[i] for i in loss.differentiable(call)]
     return scatter(needed, pull_back(*cotangents))

@@ -212,15 +212,12 @@ def to_loss_dtype(input: Tensor, weight: Tensor) -> Tensor:
 def is_left_to_torch(call: Call) -> bool:
     """Return whether PyTorch's function takes a call: tensor subclasses, sparse tensors, heads with more dimensions."""
     for tensor in tensors_of(call):
-        if type(tensor) not in _TENSOR_TYPES and _overrides(tensor):
-            return True
+        if type(tensor) not in _TENSOR_TYPES:
+            if overrides_torch(tensor) if isinstance(tensor, Tensor) else hasattr(type(tensor), "__torch_function__"):
+                return True
         if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
             return True
     return isinstance(call.linear_weight, Tensor) and call.linear_weight.dim() > 2
-
-
-def _overrides(value: object) -> bool:
-    return overrides_torch(value) if isinstance(value, Tensor) else hasattr(type(value), "__torch_function__")
 
 
 def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None", own: Collection[str]) -> Tensor:

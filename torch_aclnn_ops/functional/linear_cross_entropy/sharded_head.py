@@ -81,18 +81,14 @@ def local_arguments(
                     f" mesh, {mesh}, but its mesh and placements are {mesh_and_placements}; redistribute it"
                 )
     if vocab_sizes is None:
-        vocab_sizes = _sizes_of_chunks(head.shape[0], mesh.size())
+        size = -(-head.shape[0] // mesh.size())
+        vocab_sizes = [max(min(size, head.shape[0] - rank * size), 0) for rank in range(mesh.size())]
     input_grad_placements = None if reduce_input_grad else [Partial()]
     local: dict[str, Any] = {
         name: tensor.to_local(grad_placements=input_grad_placements if name == "input" else None)
         for name, tensor in dtensors.items()
     }
     return call._replace(**local), mesh.get_group() if process_group is None else process_group, vocab_sizes
-
-
-def _sizes_of_chunks(rows: int, ranks: int) -> tuple[int, ...]:
-    size = -(-rows // ranks)
-    return tuple(max(min(size, rows - rank * size), 0) for rank in range(ranks))
 
 
 def call_in_fsdp_forward(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result:

@@ -29,8 +29,6 @@ from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is
 import torch
 from torch import Tensor
 
-__all__ = ["has_native_kernel", "implementation_for", "note_partial_update", "update"]
-
 # Elements per call of PyTorch's kernels, so that the averaging finds the new weights in the cache. A multiple of a
 # cache line, so that no element moves between vectorized and scalar code, which round differently.
 _CACHED_ELEMENTS = 2**20
