@@ -1,4 +1,4 @@
-"""What every layer needs of tensors: dtypes and autocast, nested structures, and memory that they share."""
+"""What every layer needs of tensors: classes, dtypes and autocast, nested structures, and memory that they share."""
 
 import copy
 import math
@@ -10,12 +10,24 @@ from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled, is_au
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALF_DTYPES)
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a ``Tensor`` or ``Parameter``, and not of another subclass."""
+    return type(value) in (Tensor, Parameter)
+
+
+def is_dtensor(value: object) -> bool:
+    """Return whether a value is a ``DTensor``, without importing them, which takes a second."""
+    # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
+    return not is_plain(value) and getattr(type(value), "to_local", None) is not None
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,22 +7,14 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._call_log import Implementation, log_call
-from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on
+from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, is_plain
 from torch_aclnn_ops._torch_compat.private import in_ddp_with_static_graph, modules_sharded_with, version_of
 from torch_aclnn_ops.ops._tiling import LOGITS_BYTES, Sizes, tile_rows
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
-
-_PLAIN = (Tensor, Parameter)
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value is a ``Tensor`` or ``Parameter``, and not of a subclass."""
-    return type(value) in _PLAIN
 
 
 class Layer(NamedTuple):

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops._tensors import is_autocast_on
+from torch_aclnn_ops._tensors import is_autocast_on, is_plain
 from torch_aclnn_ops._torch_compat.private import in_ddp_with_static_graph, version_of
-from torch_aclnn_ops.integrations._head_layers import Layer, is_parametrized, is_plain, versions
+from torch_aclnn_ops.integrations._head_layers import Layer, is_parametrized, versions
 from torch_aclnn_ops.integrations._lazy_logits import CURE, LazyLogits, Materializations
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 

@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
-from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, widen
+from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, is_plain, widen
 from torch_aclnn_ops._torch_compat.private import version_of
 from torch_aclnn_ops.integrations._head_layers import (
     Layer,
     Vector,
     check_whole,
     cross_entropy_in_chunks,
-    is_plain,
     strided_rows,
     with_weights,
 )

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch_aclnn_ops._tensors import is_dtensor
 from torch_aclnn_ops.integrations._trainers import StepReport, ema_optimizers, swapped, warn_of_initial_weights
-from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict

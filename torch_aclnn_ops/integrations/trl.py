@@ -11,11 +11,9 @@ from typing import Any, Literal, TypeVar
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._checks import check_memory
 from torch_aclnn_ops._switch import is_disabled
-from torch_aclnn_ops._tensors import is_autocast_on
+from torch_aclnn_ops._tensors import is_autocast_on, is_dtensor, is_plain
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import OutputName
-from torch_aclnn_ops.integrations._head_layers import is_plain
 from torch_aclnn_ops.integrations._lazy_heads import PATCH
-from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 
 import torch
 from torch import Tensor, nn

@@ -6,7 +6,7 @@ from typing import Any
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
-from torch_aclnn_ops._tensors import accumulation_dtype, widen
+from torch_aclnn_ops._tensors import accumulation_dtype, is_plain, widen
 from torch_aclnn_ops.ops._tiling import Sizes, Tiling, slices
 
 import torch
@@ -48,7 +48,7 @@ class Head:
         self.dtype = accumulation_dtype(weight.dtype)
         self.is_wide = weight.dtype == self.dtype
         # kernels cannot run on fake tensors
-        is_real = type(weight) in (Tensor, torch.nn.Parameter)
+        is_real = is_plain(weight)
         self._has_logits_kernel = is_real and not self.is_wide and has_logits_kernel(weight, rows)
         self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
         sizes = Sizes(rows, weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops._tensors import is_dtensor
 from torch_aclnn_ops._torch_compat.private import (
     Fsdp1Unit,
     Fsdp2Unit,
@@ -17,7 +18,6 @@ from torch_aclnn_ops._torch_compat.private import (
     is_in_fsdp1_unit,
 )
 from torch_aclnn_ops._torch_compat.public import synchronize
-from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 from torch_aclnn_ops.optim.state import describe_params
 
 import torch

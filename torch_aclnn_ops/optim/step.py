@@ -6,19 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._tensors import DTYPES
+from torch_aclnn_ops._tensors import DTYPES, is_dtensor
 from torch_aclnn_ops._torch_compat.private import foreach_copy_, foreach_lerp_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops.ema_adam.kernels import update
-from torch_aclnn_ops.ops.ema_adam.lists import (
-    Options,
-    TensorLists,
-    are_plain,
-    batches,
-    is_dtensor,
-    local,
-    mark_modified,
-)
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, batches, local, mark_modified
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import CachedState, has_state
 

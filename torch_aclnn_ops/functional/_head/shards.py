@@ -5,7 +5,6 @@ so the gradient of a copy is a copy, and that of a part is a part. ``gather`` an
 derivative, and so are ``copy_to_group`` and ``sum_over_group``.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -221,13 +220,6 @@ def shards_of(
             f" {sizes[members.rank]}: vocab_sizes is {sizes}"
         )
     return VocabularyShards(members, sizes)
-
-
-def is_dtensor(value: Any) -> bool:
-    """Return whether a value is a DTensor, without importing them."""
-    # Importing the module takes a second; if it is not imported, there are no DTensors.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
 
 
 def check_not_local_shard(function: str, remedy: str, **heads: Any) -> None:

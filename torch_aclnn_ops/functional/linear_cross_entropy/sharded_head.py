@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._tensors import is_dtensor
 from torch_aclnn_ops._torch_compat.private import is_in_fsdp_forward
-from torch_aclnn_ops.functional._head.shards import is_dtensor
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 

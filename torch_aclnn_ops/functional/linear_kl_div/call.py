@@ -5,10 +5,10 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._checks import AT_LEAST_1, Divergence, check_number, describe, values_are_readable
-from torch_aclnn_ops._tensors import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype, is_dtensor
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
 from torch_aclnn_ops.functional._head.arguments import check_constant, flat, rounded_by_autocast
-from torch_aclnn_ops.functional._head.shards import VocabularyShards, is_dtensor
+from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.ops import _tiling as tiling
 from torch_aclnn_ops.ops._head import has_bfloat16_units
 from torch_aclnn_ops.ops._tiling import Sizes, Tiling

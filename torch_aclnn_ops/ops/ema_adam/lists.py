@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._tensors import is_dtensor, is_plain
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -52,22 +54,11 @@ class TensorLists(NamedTuple):
         return TensorLists(*([local(tensor) for tensor in tensors] for tensors in self))
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is a plain ``Tensor`` or ``Parameter``, not another subclass."""
-    return type(tensor) in (Tensor, Parameter)
-
-
 def are_plain(tensors: Iterable[Tensor]) -> bool:
     """Return whether :func:`is_plain` is true for all tensors."""
     if torch.compiler.is_compiling():
         return all(map(is_plain, tensors))
     return set(map(type, tensors)) <= {Tensor, Parameter}
-
-
-def is_dtensor(tensor: object) -> bool:
-    """Return whether a tensor is a ``DTensor``."""
-    # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
-    return type(tensor) not in (Tensor, Parameter) and getattr(type(tensor), "to_local", None) is not None
 
 
 def local(tensor: Any) -> Tensor:

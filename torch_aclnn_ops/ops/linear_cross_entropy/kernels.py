@@ -26,8 +26,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fuse
 import torch
 from torch import Tensor
 
-_NO_GRADIENTS = (None, None, None)
-
 
 def reduce(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
     """Compute the requested statistics of every row, and with factors the gradients of the loss that has them.
@@ -36,7 +34,7 @@ def reduce(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradi
     """
     is_fused = why_not_fused(call) is None if call.is_fused is None else call.is_fused
     if factors is None and is_fused and not call.predicted_tokens:
-        return tuple(one for one in fused_statistics(call) if one is not None), _NO_GRADIENTS
+        return tuple(one for one in fused_statistics(call) if one is not None), (None, None, None)
     if factors is not None and call.log_sum_exp is not None and is_fused:
         # The operator always computes both gradients.
         if all(call.gradients[:2]):
