@@ -1,6 +1,7 @@
 """Vector-Jacobian and Jacobian-vector products, and queries about the active autograd and ``torch.func`` modes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from torch_aclnn_ops._torch_compat.private import (
@@ -17,6 +18,7 @@ from torch_aclnn_ops._torch_compat.public import in_jit_trace
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
@@ -87,11 +89,15 @@ def jvp(function: TensorFunction, primals: Sequence[Tensor], tangents: Sequence[
     return result
 
 
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose backward pass recomputes what it needs, instead of keeping it."""
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+
+
 @assume_constant_result  # Dynamo cannot trace it
 def in_functorch_transform() -> bool:
     """Return whether this is called inside ``torch.func.grad``, ``vmap`` or another transform."""
-    is_inside: bool = get_interpreter_stack() is not None
-    return is_inside
+    return get_interpreter_stack() is not None
 
 
 def is_jit_tracing() -> bool:

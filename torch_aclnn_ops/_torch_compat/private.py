@@ -149,8 +149,7 @@ class Fsdp2Unit:
 
     def is_busy(self) -> bool:
         """Return whether a forward or backward pass is in progress."""
-        name: str = self._group._training_state.name
-        return name != "IDLE"
+        return bool(self._group._training_state.name != "IDLE")
 
     def reshard(self) -> None:
         """Reshard the parameters, also after a failed pass or during a prefetched all-gather."""
@@ -180,8 +179,7 @@ class Fsdp1Unit:
 
     def is_busy(self) -> bool:
         """Return whether a forward or backward pass, or ``summon_full_params``, is in progress."""
-        name: str = self._handle._training_state.name
-        return name != "IDLE"
+        return bool(self._handle._training_state.name != "IDLE")
 
     def reshard(self) -> None:
         """Free the unsharded parameters."""
@@ -238,8 +236,7 @@ def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
 
 def is_in_fsdp_forward(fsdp_module: Any) -> bool:
     """Return whether an FSDP2 module is in its forward pass."""
-    name: str = fsdp_module._get_fsdp_state()._training_state.name
-    return name == "FORWARD"
+    return bool(fsdp_module._get_fsdp_state()._training_state.name == "FORWARD")
 
 
 def modules_sharded_with(module: Any) -> int:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, recomputed
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, is_plain
 from torch_aclnn_ops._torch_compat.private import in_ddp_with_static_graph, modules_sharded_with, version_of
@@ -14,7 +13,6 @@ from torch_aclnn_ops.ops._tiling import LOGITS_BYTES, Sizes, tile_rows
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.checkpoint import checkpoint
 
 
 class Layer(NamedTuple):
@@ -211,8 +209,8 @@ def cross_entropy_in_chunks(
         logits = logits.to(accumulation_dtype(logits.dtype))
         return torch.nn.functional.cross_entropy(logits, target, reduction="none", **options_of_rows)
 
-    recomputed = partial(checkpoint, of_rows, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
-    losses = torch.cat([recomputed(target[rows], *(one[rows] for one in inputs)) for rows in chunks])
+    losses_of = recomputed(of_rows)
+    losses = torch.cat([losses_of(target[rows], *(one[rows] for one in inputs)) for rows in chunks])
     if reduction == "none":
         return losses
     if reduction == "sum":

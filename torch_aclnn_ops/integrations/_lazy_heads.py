@@ -79,18 +79,15 @@ def _forward(
     layer = Layer(input, linear, weight, bias, read, autocast, in_static_graph)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     if not is_compiling:
-        record.count_head()
+        if not record.is_seen:
+            record.begin()  # as no hook does
+        record.heads += 1
         # No optimizer has a weight that is computed.
         if is_checked and not (is_parametrized(linear) or in_functorch_transform()):
-            _watch(linear)
+            # For optimizers that change the weight without a new version.
+            _register_hook()
+            _versions[linear] = version_of(linear.weight)
     return LazyLogits(LogitSum((layer,), (), None, dtype, options), Layer.output, (layer,), {}, record)
-
-
-def _watch(linear: nn.Linear) -> None:
-    """Record the version of a head's weight, for optimizers that change it without a new version."""
-    if not _versions:
-        _register_hook()
-    _versions[linear] = version_of(linear.weight)
 
 
 @functools.cache

@@ -52,12 +52,6 @@ class Materializations:
         """Reset the counts for a new forward pass."""
         self.heads, self.losses, self.operation = 0, 0, None
 
-    def count_head(self) -> None:
-        """Note that a linear layer has returned lazy logits."""
-        if not self.is_seen:
-            self.begin()  # as no hook does
-        self.heads += 1
-
     def add(self, operation: str) -> None:
         """Record an operation that materializes logits."""
         if self.operation is None and not self.losses:

@@ -30,6 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+# Arguments of the constructor that are not options of a group.
+_OTHER_ARGUMENTS = ("self", "__class__", "params", "flatten", "ema_buffers")
+
 
 class Work(NamedTuple):
     """What a step does for one parameter group: made for all groups before any of them is written."""
@@ -128,23 +131,7 @@ class FusedEmaAdam(EmaOptimizer):
         flatten: bool = False,
         ema_buffers: nn.Module | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "ema_decay": ema_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "bias_correction": bias_correction,
-            "maximize": maximize,
-            "ema_warmup": ema_warmup,
-            "ema_warmup_gamma": ema_warmup_gamma,
-            "ema_warmup_power": ema_warmup_power,
-            "ema_start_step": ema_start_step,
-            "ema_update_every": ema_update_every,
-            "master_weights": master_weights,
-            "ema_without_grad": ema_without_grad,
-        }
+        defaults = {name: value for name, value in locals().items() if name not in _OTHER_ARGUMENTS}
         options_of(defaults)
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")

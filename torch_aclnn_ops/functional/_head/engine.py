@@ -12,7 +12,6 @@ compiled code                          the first two, as one operator
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import (
@@ -23,6 +22,7 @@ from torch_aclnn_ops._autograd.derivatives import (
     in_functorch_transform,
     is_batched,
     is_jit_tracing,
+    recomputed,
     scatter,
     vjp,
 )
@@ -35,7 +35,6 @@ from torch_aclnn_ops.ops._head import Results
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 
 class Engine:
@@ -52,8 +51,7 @@ class Engine:
             return _by_formula(self._loss, call)
         if torch.compiler.is_compiling():
             return self._operator.rows(call)
-        results: Results = _apply(*call[:HEAD_TENSORS], self._loss, call, None)
-        return results
+        return _apply(*call[:HEAD_TENSORS], self._loss, call, None)
 
     def weighted_sum(self, call: Any, factors: Sequence[Tensor | None]) -> Results:
         """Compute the total, whose gradients are computed in the same pass, and the results that go with it.
@@ -62,8 +60,7 @@ class Engine:
         """
         if torch.compiler.is_compiling():
             return self._operator.total(call, factors)
-        results: Results = _apply(*call[:HEAD_TENSORS], self._loss, call, factors)
-        return results
+        return _apply(*call[:HEAD_TENSORS], self._loss, call, factors)
 
     def needs_formula(self, call: Any, *others: Tensor | None) -> bool:
         """Return whether only the formula has the derivatives: by other arguments, in a transform, with tangents.
@@ -107,9 +104,7 @@ def _by_formula(loss: HeadLoss, call: Any) -> Results:
     recomputes = not (torch.compiler.is_compiling() or in_functorch_transform() or in_forward_ad())
     formula: Callable[[Any], Results] = loss.formula
     if recomputes and torch.is_grad_enabled():
-        formula = partial(
-            checkpoint, loss.formula, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
-        )
+        formula = recomputed(loss.formula)
     parts: list[Results] = [formula(loss.rows_of(call, rows)) for rows in chunks]
     return tuple(torch.cat(list(column)) for column in zip(*parts, strict=True))
 
@@ -156,7 +151,7 @@ class _Function(torch.autograd.Function):
         return *made, None, None, None
 
 
-_apply = fast_apply(_Function)
+_apply: Callable[..., Results] = fast_apply(_Function)
 
 
 def _scaled(made: Sequence[Tensor | None], grad_loss: Tensor) -> Sequence[Tensor | None]:

@@ -103,16 +103,8 @@ def on_npu(tensors: TensorLists, options: Options) -> None:
 
 def _numbers(options: Options) -> tuple[Any, ...]:
     """Return the options of a step in the order of the operator's."""
-    return (
-        options.lr,
-        options.ema_decay,
-        options.beta1,
-        options.beta2,
-        options.eps,
-        int(options.decoupled_weight_decay),
-        options.bias_correction,
-        options.weight_decay,
-    )
+    lr, ema_decay, beta1, beta2, eps, weight_decay, is_decoupled, bias_correction, *_ = options
+    return lr, ema_decay, beta1, beta2, eps, int(is_decoupled), bias_correction, weight_decay
 
 
 def note_partial_update(error: BaseException) -> None:
