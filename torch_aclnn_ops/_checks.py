@@ -257,19 +257,11 @@ def check_shift(function: str, shift: object, target: Tensor | None) -> int:
     return places
 
 
-def check_options(
-    module: str,
-    reduction: str,
-    temperature: float,
-    shift: bool | int,
-    zero_if_all_ignored: bool,
-    chunk_size: int | str,
-    max_memory: int | None,
-) -> None:
+def check_options(module: str, given: Mapping[str, Any]) -> None:
     """Check the options that modules share in their constructors. Each call checks them again."""
-    check_choice(module, "reduction", reduction, get_args(Reduction))
-    check_number(module, "temperature", temperature)
-    if check_shift(module, shift, None) < 0:
-        raise ValueError(f"{module}: shift must be at least 0, but it is {shift}")
-    check_bool(module, "zero_if_all_ignored", zero_if_all_ignored)
-    check_memory(module, chunk_size, max_memory)
+    check_choice(module, "reduction", given["reduction"], get_args(Reduction))
+    check_number(module, "temperature", given["temperature"])
+    if check_shift(module, given["shift"], None) < 0:
+        raise ValueError(f"{module}: shift must be at least 0, but it is {given['shift']}")
+    check_bool(module, "zero_if_all_ignored", given["zero_if_all_ignored"])
+    check_memory(module, given["chunk_size"], given["max_memory"])

@@ -158,7 +158,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         name = "LinearCrossEntropyLoss"
-        check_options(name, reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
+        check_options(name, given)
         check_numbers(name, softcap=softcap, lse_square_scale=lse_square_scale)
         own = {option: given.pop(option) for option in LinearCrossEntropyLoss.__annotations__}
         super().__init__(**given)
@@ -258,7 +258,7 @@ class LinearKLDivLoss(torch.nn.Module):
         if vocab_size is not None:
             check_number("LinearKLDivLoss", "vocab_size", vocab_size, AT_LEAST_1)
         check_number("LinearKLDivLoss", "hard_weight", hard_weight, NON_NEGATIVE)
-        check_options("LinearKLDivLoss", reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
+        check_options("LinearKLDivLoss", given)
         super().__init__()
         self.options: dict[str, Any] = given
 

@@ -20,16 +20,13 @@ class Placement:
     """A snapshot of the addresses, dtypes, shapes and strides of an optimizer's parameters."""
 
     def __init__(self) -> None:
-        self._params: list[Tensor] = []
-        self._plain: list[Tensor] = []
-        self._others: list[Tensor] = []
-        self._placement: object = None
-        self._locations: list[object] = []
+        self.remember([])
 
     def remember(self, groups: _Groups) -> None:
         """Take a snapshot of the parameters."""
-        self._params = [param for group in groups for param in group["params"]]
-        self._plain, self._others = [], []
+        self._params: list[Tensor] = [param for group in groups for param in group["params"]]
+        self._plain: list[Tensor] = []
+        self._others: list[Tensor] = []
         for param in self._params:
             is_usual = is_plain(param) and has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)

@@ -42,9 +42,10 @@ from torch import Tensor
 
 # What becomes the coefficients of the statistics, or is chosen before them.
 _UNREAD = (
-    *("token_weight", "reduction", "ignore_index", "label_smoothing", "lse_square_scale", "zero_if_all_ignored"),
-    *("outputs", "shape", "is_fused"),
-)
+    "token_weight reduction ignore_index label_smoothing lse_square_scale zero_if_all_ignored outputs shape is_fused"
+).split()
+# Options that must be the same on all ranks.
+_AGREED = (*NUMBERS, "reduction", "label_smoothing", "zero_if_all_ignored")
 
 
 class _CrossEntropy(HeadLoss):
@@ -91,10 +92,6 @@ def statistics(call: Call) -> Statistics:
     if call.is_fused is None and not torch.compiler.is_compiling():  # which applies to the gradients, too
         call = call._replace(is_fused=why_not_fused(call) is None)
     return call.name(ENGINE.rows(call))
-
-
-# Options that must be the same on all ranks.
-_AGREED = (*NUMBERS, "reduction", "label_smoothing", "zero_if_all_ignored")
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,7 @@ _OF_ROWS = ("target", "teacher_input", "teacher_values", "teacher_indices")
 # What is applied to the losses of rows, and the ranks that share a vocabulary, which compiled code does not support.
 _UNREAD = ("ignore_index", "token_weight", "reduction", "zero_if_all_ignored", "shards", "reduce_input_grad")
 # Options that must be the same on all processes.
-_AGREED = (
-    *("reduction", "divergence", "beta", "hard_weight", "temperature"),
-    *("reduce_input_grad", "zero_if_all_ignored"),
-)
+_AGREED = "reduction divergence beta hard_weight temperature reduce_input_grad zero_if_all_ignored".split()
 
 
 class _Divergence(HeadLoss):
