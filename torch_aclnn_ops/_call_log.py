@@ -10,7 +10,6 @@ import threading
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ class Implementation(Enum):
 # Takes a function, the implementation (None for a detail of a call that is logged elsewhere), the name of CANN's
 # operator or the reason or detail, and the number of calls.
 _Listener = Callable[[str, Implementation | None, str, int], None]
-_listeners: list[_Listener] = []
+_listeners: list[_Listener] = []  # which hear of the calls of all threads
 
 
 def log_call(function: str, implementation: Implementation, detail: Callable[[], str], calls: int = 1) -> None:
@@ -83,16 +82,6 @@ def is_logging_in_eager_mode() -> bool:
     return bool(_listeners) or _log.isEnabledFor(logging.DEBUG)
 
 
-@contextmanager
-def _listening(listener: _Listener) -> Iterator[None]:
-    """Call a listener for every call, in all threads."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
-
-
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Run a call and the backward pass of its results, and return which implementations computed them, and why.
 
@@ -127,13 +116,16 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     def note(function: str, implementation: Implementation | None, text: str, _: int) -> None:
         lines[f"{function}: {_described(implementation, text)}"] = None
 
-    with _listening(note):
+    _listeners.append(note)
+    try:
         results = leaves(function(*map_nested(as_leaf, args), **map_nested(as_leaf, kwargs)))
         losses = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
         if losses:
             # Not backward(), which would add to .grad; what the function refers to may be differentiated again.
             ones = [torch.ones_like(loss) for loss in losses]
             torch.autograd.grad(losses, _leaves(losses), ones, retain_graph=True, allow_unused=True)
+    finally:
+        _listeners.remove(note)
     if not lines:
         return "no operator of torch_aclnn_ops: torch's own functions compute this call"
     return "\n".join(lines)
@@ -174,19 +166,18 @@ class Report:
         self._calls: Counter[_Kind] = Counter()
         self._launches: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._open: list[tuple[ExitStack, dict[str, int]]] = []
+        self._open: list[dict[str, int]] = []  # the launches before each block
 
     def __enter__(self) -> "Report":
-        stack = ExitStack()
         if not self._open:  # a nested report counts each call once
-            stack.enter_context(_listening(self._count))
-        self._open.append((stack, _extension.launches()))
+            _listeners.append(self._count)
+        self._open.append(_extension.launches())
         return self
 
     def __exit__(self, *_: object) -> None:
-        stack, before = self._open.pop()
-        stack.close()
+        before = self._open.pop()
         if not self._open:
+            _listeners.remove(self._count)
             self._launches.update(_launches_since(before))
 
     def _count(self, function: str, implementation: Implementation | None, detail: str, calls: int) -> None:
@@ -221,7 +212,7 @@ class Report:
             operator[implementation] += calls
             described = {"implementation": implementation, "reason": kind.detail, "called_from": kind.called_from}
             operator["reasons"].append({**described, "calls": calls})
-        launches = self._launches + (_launches_since(self._open[0][1]) if self._open else Counter())
+        launches = self._launches + (_launches_since(self._open[0]) if self._open else Counter())
         return {"operators": dict(operators), "launches": dict(sorted(launches.items()))}
 
     def __str__(self) -> str:

@@ -14,6 +14,15 @@ from torch_aclnn_ops._built_for import incompatibility
 import torch
 from torch import Tensor
 
+# Takes a chip family and all arguments of a schema; returns why CANN's operator does not support them, or None.
+Limits = Callable[..., str | None]
+
+# Chip families are prefixes of chip names; the longest matching prefix applies.
+EVERY_CHIP = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
+_MAX_RANK = 8
+_EVERYWHERE = (torch.float32, torch.float16)
+_WITHOUT_BFLOAT16 = ("Ascend910", "Ascend310P")
+
 _module: ModuleType | None = None
 _reason: str | None = "it has not been loaded yet"
 _soc: str | None = None
@@ -130,21 +139,11 @@ def checks_values() -> bool:
     return _checks_values
 
 
-# Takes a chip family and all arguments of a schema; returns why CANN's operator does not support them, or None.
-Limits = Callable[..., str | None]
-
-# Chip families are prefixes of chip names; the longest matching prefix applies.
-EVERY_CHIP = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
-MAX_RANK = 8
-_EVERYWHERE = (torch.float32, torch.float16)
-_WITHOUT_BFLOAT16 = ("Ascend910", "Ascend310P")
-
-
 def why_not_rank(names: Sequence[str], arguments: Iterable[object]) -> str | None:
     """Return why CANN does not support the number of dimensions of these tensors, or ``None``."""
     for i, tensor in enumerate(arguments):
-        if isinstance(tensor, Tensor) and tensor.dim() > MAX_RANK:
-            return f"{names[i]} has {tensor.dim()} dimensions and CANN's operators support at most {MAX_RANK}"
+        if isinstance(tensor, Tensor) and tensor.dim() > _MAX_RANK:
+            return f"{names[i]} has {tensor.dim()} dimensions and CANN's operators support at most {_MAX_RANK}"
     return None
 
 

@@ -198,16 +198,13 @@ def cross_entropy_in_chunks(
     if chunk_size == "auto":
         chunk_size, max_memory = None, max_memory or max(LOGITS_BYTES, head.nbytes // 2)
     chunks = tile_rows("linear_cross_entropy", sizes, chunk_size, max_memory, _COPIES).chunks()
-    options_of_rows: dict[str, Any] = {
-        "weight": weight,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-    }
 
     def of_rows(target: Tensor, *inputs: Tensor) -> Tensor:
         logits = logits_of(*inputs)
         logits = logits.to(accumulation_dtype(logits.dtype))
-        return torch.nn.functional.cross_entropy(logits, target, reduction="none", **options_of_rows)
+        return torch.nn.functional.cross_entropy(
+            logits, target, weight, ignore_index=ignore_index, reduction="none", label_smoothing=label_smoothing
+        )
 
     losses_of = recomputed(of_rows)
     losses = torch.cat([losses_of(target[rows], *(one[rows] for one in inputs)) for rows in chunks])

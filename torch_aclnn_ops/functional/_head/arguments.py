@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
-from torch_aclnn_ops._checks import check_floating_point, describe
+from torch_aclnn_ops._checks import check_device, check_floating_point, describe
 from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 
@@ -16,17 +16,13 @@ def check_token_weight(function: str, token_weight: object, target_shape: tuple[
     """Check that token_weight is a floating-point tensor of the target's shape."""
     if not isinstance(token_weight, Tensor):
         raise TypeError(f"{function}: token_weight must be a Tensor or None, but it is {describe(token_weight)}")
-    if not token_weight.is_floating_point():
-        raise TypeError(f"{function}: token_weight must have a floating-point dtype, but it has {token_weight.dtype}")
+    check_floating_point(function, token_weight=token_weight)
     if token_weight.shape != target_shape:
         raise ValueError(
             f"{function}: token_weight must have the shape of class indices, {list(target_shape)}, but its"
             f" shape is {list(token_weight.shape)}"
         )
-    if token_weight.device != input.device:
-        raise RuntimeError(
-            f"{function}: token_weight must be on {input.device}, as input is, but it is on {token_weight.device}"
-        )
+    check_device(function, ("input", "token_weight"), (input, token_weight))
 
 
 def flat(rows: Tensor) -> Tensor:
