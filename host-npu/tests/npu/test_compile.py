@@ -56,11 +56,14 @@ def test_a_later_call_of_npugraph_ex_overwrites_the_input_and_result_of_the_firs
     assert weight.grad.tolist() == [earlier[0] + 5.0] * 4
 
 
-@with_captures
-def test_inductor_is_refused_after_npugraphs_too():
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="Inductor of torch 2.9 looks for a driver of triton first")
+def test_inductor_names_the_backends_that_run_also_after_npugraphs():
+    refused = pytest.raises(Exception, match='generates no code for the host NPU: use backend="aot_eager"')
+    with refused:
+        torch.compile(lambda x: x.cos() + 1)(torch.rand(4, device="npu"))
     # npugraphs imports torch_npu's part of Inductor.
     torch._dynamo.reset()
     torch.compile(torch.sin, backend="npugraphs")(torch.rand(4, device="npu"))
     torch._dynamo.reset()
-    with pytest.raises(Exception, match='use backend="aot_eager"'):
+    with refused:
         torch.compile(Block().npu())(torch.rand(4, 16, device="npu"))

@@ -1,4 +1,4 @@
-"""Device memory belongs to its process: a tensor for another one is refused, and the cure is named."""
+"""Other processes: they have host NPUs; device memory is its process's, and a tensor for another one is refused."""
 
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
@@ -20,4 +20,20 @@ def test_a_queue_reports_that_it_does_not_share_a_tensor_and_the_process_goes_on
     queue.close()
     queue.join_thread()
     assert "does not simulate device memory shared between processes" in capfd.readouterr().err
-    assert torch.ones(2, device="npu").sum().item() == 2
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    with pytest.raises(RuntimeError, match=r"shared between processes: send a copy on the CPU, tensor.cpu\(\)"):
+        queue.put(torch.rand(3).npu())
+    queue.put(torch.ones(2, device="npu").cpu())
+    assert queue.get().tolist() == [1, 1]
+
+
+def _use(rank, queue):
+    # Free memory is asked for first, before there is a context on any device.
+    free = torch.npu.mem_get_info()[0] > 0
+    queue.put((free, [torch.full((2,), 3.0, device=f"npu:{device}").sum().item() for device in range(2)]))
+
+
+def test_a_child_process_has_host_npus_too():
+    queue = multiprocessing.get_context("spawn").Queue()
+    torch.multiprocessing.spawn(_use, (queue,))
+    assert queue.get(timeout=100) == (True, [6, 6])

@@ -1,6 +1,4 @@
-"""What programs use besides operators: profilers, utilization, memory of the host, processes."""
-
-import multiprocessing
+"""What programs use besides operators: profilers, utilization, memory of the host."""
 
 import pytest
 import torch
@@ -55,29 +53,3 @@ def test_pinned_memory_is_copied_without_waiting():
     pinned = torch.arange(5.0).pin_memory()
     assert pinned.is_pinned()
     assert pinned.to("npu", non_blocking=True).tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_tensor_in_a_queue_of_processes_is_refused_and_the_process_goes_on():
-    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    x = torch.ones(2, device="npu")
-    with pytest.raises(RuntimeError, match=r"shared between processes: send a copy on the CPU, tensor.cpu\(\)"):
-        queue.put(x)
-    queue.put(x.cpu())
-    assert queue.get().tolist() == x.tolist() == [1, 1]
-
-
-def _use(rank, queue):
-    # Free memory is asked for first, before there is a context on any device.
-    queue.put((torch.npu.mem_get_info()[0] > 0, torch.full((2,), rank, device=f"npu:{rank}").sum().item()))
-
-
-def test_child_processes_have_host_npus_too():
-    queue = multiprocessing.get_context("spawn").Queue()
-    torch.multiprocessing.spawn(_use, (queue,), nprocs=2)
-    assert sorted(queue.get(timeout=100) for _ in range(2)) == [(True, 0), (True, 2)]
-
-
-@pytest.mark.skipif(torch.__version__ < (2, 12), reason="Inductor of torch 2.9 looks for a driver of triton first")
-def test_inductor_names_the_backends_that_run():
-    with pytest.raises(Exception, match='generates no code for the host NPU: use backend="aot_eager"'):
-        torch.compile(lambda x: x.cos() + 1)(torch.rand(4, device="npu"))
