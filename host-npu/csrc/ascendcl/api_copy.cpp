@@ -173,6 +173,14 @@ void enqueue(aclrtStream stream, const char* name, std::span<const Copy> copies,
     if (is_awaited) target->finish();
 }
 
+std::int32_t copy_on_stream(const char* function, const Copy& copy, std::size_t room, aclrtMemcpyKind kind,
+                            aclrtStream stream) {
+    return run_api(function, [&] {
+        check(copy, room, kind);
+        enqueue(stream, function, {&copy, 1}, [copy] { perform(copy); });
+    });
+}
+
 void fill(void* pointer, int value, std::size_t size) { std::memset(reachable(pointer, size), value, size); }
 
 void check_fill(void* pointer, std::size_t room, std::size_t size) {
@@ -195,20 +203,12 @@ aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, a
 
 aclError aclrtMemcpyAsync(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind,
                           aclrtStream stream) {
-    return run_api(__func__, [&] {
-        const Copy copy{dst, src, count};
-        check(copy, destMax, kind);
-        enqueue(stream, "aclrtMemcpyAsync", {&copy, 1}, [copy] { perform(copy); });
-    });
+    return copy_on_stream(__func__, {dst, src, count}, destMax, kind, stream);
 }
 
 aclError aclrtMemcpyAsyncWithCondition(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind,
                                        aclrtStream stream) {
-    return run_api(__func__, [&] {
-        const Copy copy{dst, src, count};
-        check(copy, destMax, kind);
-        enqueue(stream, "aclrtMemcpyAsyncWithCondition", {&copy, 1}, [copy] { perform(copy); });
-    });
+    return copy_on_stream(__func__, {dst, src, count}, destMax, kind, stream);
 }
 
 aclError aclrtMemcpy2d(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width, size_t height,

@@ -64,10 +64,7 @@ thread_local const void* limit_owner_of_thread = nullptr;
 }  // namespace
 
 aclError aclrtGetDeviceResLimit(int32_t deviceId, aclrtDevResLimitType type, uint32_t* value) {
-    return run_api(__func__, [&] {
-        require(value, "value");
-        *value = core_limits().get(limit_owner(deviceId), type);
-    });
+    return answer(__func__, value, "value", [&] { return core_limits().get(limit_owner(deviceId), type); });
 }
 
 aclError aclrtSetDeviceResLimit(int32_t deviceId, aclrtDevResLimitType type, uint32_t value) {
@@ -79,10 +76,7 @@ aclError aclrtResetDeviceResLimit(int32_t deviceId) {
 }
 
 aclError aclrtGetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t* value) {
-    return run_api(__func__, [&] {
-        require(value, "value");
-        *value = core_limits().get(stream_of(stream).get(), type);
-    });
+    return answer(__func__, value, "value", [&] { return core_limits().get(stream_of(stream).get(), type); });
 }
 
 aclError aclrtSetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t value) {
@@ -102,9 +96,8 @@ aclError aclrtUnuseStreamResInCurrentThread(aclrtStream) {
 }
 
 aclError aclrtGetResInCurrentThread(aclrtDevResLimitType type, uint32_t* value) {
-    return run_api(__func__, [&] {
-        require(value, "value");
+    return answer(__func__, value, "value", [&] {
         const auto* const owner = limit_owner_of_thread;
-        *value = core_limits().get(owner == nullptr ? limit_owner(current_device()) : owner, type);
+        return core_limits().get(owner == nullptr ? limit_owner(current_device()) : owner, type);
     });
 }

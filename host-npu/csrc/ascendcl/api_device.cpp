@@ -22,10 +22,7 @@ std::atomic<aclrtFloatOverflowMode> overflow_mode{ACL_RT_OVERFLOW_MODE_INFNAN};
 }  // namespace
 
 aclError aclrtGetDeviceCount(uint32_t* count) {
-    return run_api(__func__, [&] {
-        require(count, "count");
-        *count = static_cast<std::uint32_t>(device_count());
-    });
+    return answer(__func__, count, "count", [&] { return static_cast<std::uint32_t>(device_count()); });
 }
 
 aclError aclrtGetDeviceUtilizationRate(int32_t deviceId, aclrtUtilizationInfo* utilizationInfo) {
@@ -49,10 +46,7 @@ aclError aclrtSetDevice(int32_t deviceId) {
 aclError aclrtGetDevice(int32_t* deviceId) {
     // Callers probe with this function, so the error is not reported.
     if (!has_current_context()) return ACL_ERROR_RT_CONTEXT_NULL;
-    return run_api(__func__, [&] {
-        require(deviceId, "deviceId");
-        *deviceId = current_device();
-    });
+    return answer(__func__, deviceId, "deviceId", [&] { return current_device(); });
 }
 
 aclError aclrtResetDevice(int32_t deviceId) {
@@ -78,10 +72,7 @@ aclError aclrtSynchronizeDevice() {
 }
 
 aclError aclrtGetRunMode(aclrtRunMode* runMode) {
-    return run_api(__func__, [&] {
-        require(runMode, "runMode");
-        *runMode = ACL_HOST;
-    });
+    return answer(__func__, runMode, "runMode", [&] { return ACL_HOST; });
 }
 
 aclError aclrtCreateContext(aclrtContext* context, int32_t deviceId) {
@@ -104,10 +95,7 @@ aclError aclrtSetCurrentContext(aclrtContext context) {
 
 aclError aclrtGetCurrentContext(aclrtContext* context) {
     if (!has_current_context()) return ACL_ERROR_RT_CONTEXT_NULL;
-    return run_api(__func__, [&] {
-        require(context, "context");
-        *context = current_context().get();
-    });
+    return answer(__func__, context, "context", [&] { return current_context().get(); });
 }
 
 // torch_npu 2.9 calls it, but its headers do not declare it.
@@ -120,26 +108,21 @@ extern "C" HOST_NPU_EXPORT aclError aclrtGetPrimaryCtxState(int32_t deviceId, ui
 }
 
 aclError aclrtCtxGetCurrentDefaultStream(aclrtStream* stream) {
-    return run_api(__func__, [&] {
-        require(stream, "stream");
-        *stream = current_context()->default_stream().get();
-    });
+    return answer(__func__, stream, "stream", [&] { return current_context()->default_stream().get(); });
 }
 
 aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t* const logicDevId) {
-    return run_api(__func__, [&] {
-        require(logicDevId, "logicDevId");
+    return answer(__func__, logicDevId, "logicDevId", [&] {
         require_device(userDevid);
-        *logicDevId = userDevid;
+        return userDevid;
     });
 }
 
 aclError aclrtDeviceCanAccessPeer(int32_t* canAccessPeer, int32_t deviceId, int32_t peerDeviceId) {
-    return run_api(__func__, [&] {
-        require(canAccessPeer, "canAccessPeer");
+    return answer(__func__, canAccessPeer, "canAccessPeer", [&] {
         require_device(deviceId);
         require_device(peerDeviceId);
-        *canAccessPeer = deviceId != peerDeviceId;
+        return deviceId != peerDeviceId;
     });
 }
 
@@ -156,10 +139,7 @@ aclError aclrtDeviceDisablePeerAccess(int32_t peerDeviceId) {
 }
 
 aclError aclrtDeviceGetBareTgid(int32_t* pid) {
-    return run_api(__func__, [&] {
-        require(pid, "pid");
-        *pid = getpid();
-    });
+    return answer(__func__, pid, "pid", [&] { return getpid(); });
 }
 
 aclError aclrtDeviceGetUuid(int32_t deviceId, aclrtUuid* uuid) {
@@ -234,8 +214,5 @@ aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
 }
 
 aclError aclrtGetDeviceSatMode(aclrtFloatOverflowMode* mode) {
-    return run_api(__func__, [&] {
-        require(mode, "mode");
-        *mode = overflow_mode;
-    });
+    return answer(__func__, mode, "mode", [&] { return overflow_mode.load(); });
 }

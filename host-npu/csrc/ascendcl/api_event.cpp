@@ -9,10 +9,7 @@ using namespace host_npu;
 namespace {
 
 std::int32_t create(const char* function, aclrtEvent* event, std::uint32_t flags) {
-    return run_api(function, [&] {
-        require(event, "event");
-        *event = events().add(std::make_shared<Event>(flags));
-    });
+    return answer(function, event, "event", [&] { return events().add(std::make_shared<Event>(flags)); });
 }
 
 Clock::time_point time_of(const void* handle) {
@@ -52,17 +49,15 @@ aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
 }
 
 aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
-    return run_api(__func__, [&] {
-        require(status, "status");
-        *status = events().get(event)->is_complete() ? ACL_EVENT_RECORDED_STATUS_COMPLETE
-                                                     : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+    return answer(__func__, status, "status", [&] {
+        return events().get(event)->is_complete() ? ACL_EVENT_RECORDED_STATUS_COMPLETE
+                                                  : ACL_EVENT_RECORDED_STATUS_NOT_READY;
     });
 }
 
 aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus* status) {
-    return run_api(__func__, [&] {
-        require(status, "status");
-        *status = events().get(event)->is_complete() ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+    return answer(__func__, status, "status", [&] {
+        return events().get(event)->is_complete() ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
     });
 }
 
@@ -81,20 +76,18 @@ extern "C" HOST_NPU_EXPORT aclError aclrtSynchronizeEventWithTimeout(aclrtEvent 
 }
 
 aclError aclrtEventElapsedTime(float* ms, aclrtEvent startEvent, aclrtEvent endEvent) {
-    return run_api(__func__, [&] {
-        require(ms, "ms");
+    return answer(__func__, ms, "ms", [&] {
         const auto start = time_of(startEvent);
         const auto end = time_of(endEvent);
         if (end < start) throw Error(ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL, "the end is before the start");
-        *ms = std::chrono::duration<float, std::milli>(end - start).count();
+        return std::chrono::duration<float, std::milli>(end - start).count();
     });
 }
 
 aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp) {
-    return run_api(__func__, [&] {
-        require(timestamp, "timestamp");
+    return answer(__func__, timestamp, "timestamp", [&] {
         const auto since = time_of(event).time_since_epoch();
-        *timestamp = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since).count());
+        return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since).count());
     });
 }
 

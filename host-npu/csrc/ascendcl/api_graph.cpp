@@ -93,10 +93,7 @@ aclError aclmdlRIDestroy(aclmdlRI modelRI) {
 }
 
 aclError aclmdlRIGetId(aclmdlRI modelRI, uint32_t* modelRIId) {
-    return run_api(__func__, [&] {
-        require(modelRIId, "modelRIId");
-        *modelRIId = graphs().get(modelRI)->id();
-    });
+    return answer(__func__, modelRIId, "modelRIId", [&] { return graphs().get(modelRI)->id(); });
 }
 
 aclError aclmdlRIDebugJsonPrint(aclmdlRI, const char*, uint32_t) {
@@ -108,10 +105,7 @@ aclError aclmdlRICaptureTaskGrpBegin(aclrtStream stream) {
 }
 
 aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp* handle) {
-    return run_api(__func__, [&] {
-        require(handle, "handle");
-        *handle = capture_of(stream)->end_group(*stream_of(stream));
-    });
+    return answer(__func__, handle, "handle", [&] { return capture_of(stream)->end_group(*stream_of(stream)); });
 }
 
 aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp handle) {

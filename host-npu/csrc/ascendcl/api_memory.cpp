@@ -66,17 +66,11 @@ aclError aclrtFreeWithDevSync(void* devPtr) {
 }
 
 aclError aclrtMallocHost(void** hostPtr, size_t size) {
-    return run_api(__func__, [&] {
-        require(hostPtr, "hostPtr");
-        *hostPtr = HostMemory::instance().allocate(size);
-    });
+    return answer(__func__, hostPtr, "hostPtr", [&] { return HostMemory::instance().allocate(size); });
 }
 
 aclError aclrtMallocHostWithCfg(void** ptr, uint64_t size, aclrtMallocConfig*) {
-    return run_api(__func__, [&] {
-        require(ptr, "ptr");
-        *ptr = HostMemory::instance().allocate(size);
-    });
+    return answer(__func__, ptr, "ptr", [&] { return HostMemory::instance().allocate(size); });
 }
 
 aclError aclrtFreeHost(void* hostPtr) {
@@ -151,10 +145,9 @@ aclError aclrtGetMemUsageInfo(int32_t deviceId, aclrtMemUsageInfo* memUsageInfo,
 }
 
 aclError aclrtReserveMemAddress(void** virPtr, size_t size, size_t alignment, void* expectPtr, uint64_t) {
-    return run_api(__func__, [&] {
-        require(virPtr, "virPtr");
+    return answer(__func__, virPtr, "virPtr", [&] {
         require(expectPtr == nullptr, "expectPtr must be null");
-        *virPtr = DeviceMemory::instance().reserve(size, alignment);
+        return DeviceMemory::instance().reserve(size, alignment);
     });
 }
 
@@ -163,8 +156,7 @@ aclError aclrtReleaseMemAddress(void* virPtr) {
 }
 
 aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const aclrtPhysicalMemProp* prop, uint64_t) {
-    return run_api(__func__, [&] {
-        require(handle, "handle");
+    return answer(__func__, handle, "handle", [&] {
         require(prop, "prop");
         require(size > 0, "size is 0");
         if (prop->location.type != ACL_MEM_LOCATION_TYPE_DEVICE) {
@@ -172,7 +164,7 @@ aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const aclrt
         }
         const auto device = static_cast<std::int32_t>(prop->location.id);
         require_device(device);
-        *handle = physical_memory().add(std::make_shared<PhysicalMemory>(device, size));
+        return physical_memory().add(std::make_shared<PhysicalMemory>(device, size));
     });
 }
 
@@ -198,10 +190,9 @@ aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp* prop, aclrtMemGr
 }
 
 aclError aclrtGetMemUceInfo(int32_t deviceId, aclrtMemUceInfo*, size_t, size_t* retSize) {
-    return run_api(__func__, [&] {
-        require(retSize, "retSize");
+    return answer(__func__, retSize, "retSize", [&] {
         require_device(deviceId);
-        *retSize = 0;
+        return 0;
     });
 }
 

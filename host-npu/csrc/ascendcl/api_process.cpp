@@ -92,12 +92,11 @@ aclError aclGetCannAttributeList(const aclCannAttr** cannAttrList, size_t* num) 
 }
 
 aclError aclGetCannAttribute(aclCannAttr cannAttr, int32_t* value) {
-    return run_api(__func__, [&] {
-        require(value, "value");
+    return answer(__func__, value, "value", [&] {
         const aclCannAttr* attributes = nullptr;
         size_t count = 0;
         aclGetCannAttributeList(&attributes, &count);
-        *value = std::find(attributes, attributes + count, cannAttr) != attributes + count;
+        return std::find(attributes, attributes + count, cannAttr) != attributes + count;
     });
 }
 
@@ -109,10 +108,9 @@ aclError aclrtSetSysParamOpt(aclSysParamOpt opt, int64_t value) {
 }
 
 aclError aclrtGetSysParamOpt(aclSysParamOpt opt, int64_t* value) {
-    return run_api(__func__, [&] {
-        require(value, "value");
+    return answer(__func__, value, "value", [&] {
         option_name(opt);
-        *value = process_option(opt);
+        return process_option(opt);
     });
 }
 
@@ -124,12 +122,11 @@ aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value) {
 }
 
 aclError aclrtCtxGetSysParamOpt(aclSysParamOpt opt, int64_t* value) {
-    return run_api(__func__, [&] {
-        require(value, "value");
+    return answer(__func__, value, "value", [&] {
         const char* const name = option_name(opt);
         const auto found = current_context()->option(opt);
         if (!found) throw Error(ACL_ERROR_RT_SYSPARAMOPT_NOT_SET, std::string(name) + " was not set");
-        *value = *found;
+        return *found;
     });
 }
 

@@ -83,33 +83,23 @@ aclError aclrtSynchronizeStream(aclrtStream stream) {
 }
 
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
-    return run_api(__func__, [&] {
-        require(status, "status");
+    return answer(__func__, status, "status", [&] {
         const auto target = stream_of(stream);
         require_uncaptured(*target, "to query a stream");
-        *status = target->is_idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+        return target->is_idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
     });
 }
 
 aclError aclrtStreamGetId(aclrtStream stream, int32_t* streamId) {
-    return run_api(__func__, [&] {
-        require(streamId, "streamId");
-        *streamId = stream_of(stream)->id();
-    });
+    return answer(__func__, streamId, "streamId", [&] { return stream_of(stream)->id(); });
 }
 
 aclError aclrtStreamGetPriority(aclrtStream stream, uint32_t* priority) {
-    return run_api(__func__, [&] {
-        require(priority, "priority");
-        *priority = stream_of(stream)->priority();
-    });
+    return answer(__func__, priority, "priority", [&] { return stream_of(stream)->priority(); });
 }
 
 aclError aclrtStreamGetFlags(aclrtStream stream, uint32_t* flags) {
-    return run_api(__func__, [&] {
-        require(flags, "flags");
-        *flags = stream_of(stream)->flags();
-    });
+    return answer(__func__, flags, "flags", [&] { return stream_of(stream)->flags(); });
 }
 
 aclError aclrtDeviceGetStreamPriorityRange(int32_t* leastPriority, int32_t* greatestPriority) {
@@ -151,10 +141,9 @@ aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t flag) {
 }
 
 aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
-    return run_api(__func__, [&] {
-        require(flag, "flag");
+    return answer(__func__, flag, "flag", [&] {
         stream_of(stream);
-        *flag = 0;
+        return 0;
     });
 }
 
@@ -168,10 +157,7 @@ aclError aclrtSetOpExecuteTimeOut(uint32_t) {
 }
 
 aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actualTimeout) {
-    return run_api(__func__, [&] {
-        require(actualTimeout, "actualTimeout");
-        *actualTimeout = timeout;
-    });
+    return answer(__func__, actualTimeout, "actualTimeout", [&] { return timeout; });
 }
 
 aclError aclrtCmoAsync(void* src, size_t size, aclrtCmoType, aclrtStream stream) {

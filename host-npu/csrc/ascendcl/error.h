@@ -97,4 +97,13 @@ inline void require(bool condition, const std::string& text) {
     if (!condition) throw Error(ACL_ERROR_RT_PARAM_INVALID, text);
 }
 
+// Runs an exported function whose result the caller gets in `out`.
+template <typename Value, typename Body>
+std::int32_t answer(const char* function, Value* out, const char* argument, const Body& body) noexcept {
+    return run_api(function, [&] {
+        require(out, argument);
+        *out = body();
+    });
+}
+
 }  // namespace host_npu

@@ -68,6 +68,15 @@ inline void require(const void* pointer, const char* argument) {
     require(pointer != nullptr, std::string(argument) + " is null", HCCL_E_PTR);
 }
 
+// Runs an exported function whose result the caller gets in `out`.
+template <typename Value, typename Body>
+HcclResult answer(const char* function, Value* out, const char* argument, const Body& body) noexcept {
+    return run_api(function, [&] {
+        require(out, argument);
+        *out = body();
+    });
+}
+
 // The communicator of a handle, which this process must have created.
 std::shared_ptr<Communicator> communicator_of(HcclComm handle);
 

@@ -56,25 +56,16 @@ HcclComm join_and_wait(std::uint32_t world_size, const HcclRootInfo* root_info, 
 }  // namespace
 
 HOST_NPU_EXPORT HcclResult HcclGetRootInfo(HcclRootInfo* rootInfo) {
-    return run_api(__func__, [&] {
-        require(rootInfo, "rootInfo");
-        *rootInfo = make_root_info();
-    });
+    return answer(__func__, rootInfo, "rootInfo", [&] { return make_root_info(); });
 }
 
 HOST_NPU_EXPORT HcclResult HcclGetRootInfoScalable(HcclRootInfo* rootInfo) {
-    return run_api(__func__, [&] {
-        require(rootInfo, "rootInfo");
-        *rootInfo = make_root_info();
-    });
+    return answer(__func__, rootInfo, "rootInfo", [&] { return make_root_info(); });
 }
 
 HOST_NPU_EXPORT HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank,
                                                 HcclComm* comm) {
-    return run_api(__func__, [&] {
-        require(comm, "comm");
-        *comm = join_and_wait(nRanks, rootInfo, rank, nullptr);
-    });
+    return answer(__func__, comm, "comm", [&] { return join_and_wait(nRanks, rootInfo, rank, nullptr); });
 }
 
 HOST_NPU_EXPORT HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank,
@@ -170,17 +161,11 @@ HOST_NPU_EXPORT HcclResult HcclGetCommName(HcclComm comm, char* commName) {
 }
 
 HOST_NPU_EXPORT HcclResult HcclGetRankSize(HcclComm comm, uint32_t* rankSize) {
-    return run_api(__func__, [&] {
-        require(rankSize, "rankSize");
-        *rankSize = communicator_of(comm)->size();
-    });
+    return answer(__func__, rankSize, "rankSize", [&] { return communicator_of(comm)->size(); });
 }
 
 HOST_NPU_EXPORT HcclResult HcclGetRankId(HcclComm comm, uint32_t* rank) {
-    return run_api(__func__, [&] {
-        require(rank, "rank");
-        *rank = communicator_of(comm)->rank();
-    });
+    return answer(__func__, rank, "rank", [&] { return communicator_of(comm)->rank(); });
 }
 
 HOST_NPU_EXPORT HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyncError) {

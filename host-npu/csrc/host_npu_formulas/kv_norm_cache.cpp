@@ -199,6 +199,7 @@ const TensorRule kUpQueryScale{"dequantScaleWUqQr", kFloat, "1 *"},
 const TensorRule kCacheScale{"quantScaleCkv", kFloat, "1 | 1 512"}, kSmooth{"smoothScalesCq", kFloat, "1 Q"};
 const TensorRule kQuery{"queryOut", kBrainOrInt8, "T N 512 | B S N 512"}, kQueryScale{"dequantScaleQNope", kFloat};
 const TensorRule kQueryRope{"queryRopeOut", kBrain, "T N 64 | B S N 64"};
+const TensorRule kQueryNorm{"queryNormOut"}, kQueryNormScale{"dequantScaleQNorm"};
 constexpr Members<&Prolog::tokens, &Prolog::down_query, &Prolog::up_query, &Prolog::up_key, &Prolog::down_key,
                   &Prolog::gamma_of_query, &Prolog::gamma_of_key, &Prolog::sin, &Prolog::cos>
     kPrologInputs;
@@ -218,29 +219,10 @@ const Formula<
               &Prolog::lengths, &Prolog::clip, kPrologSettings, &Prolog::weight_mode, &Prolog::cache_mode,
               &Prolog::query_mode, &Prolog::joined, &Prolog::joined_scales, &Prolog::unread, &Prolog::query_factor,
               &Prolog::key_factor, kPrologOuts, &Prolog::latent, &Prolog::unread_out>>
-    mla_prolog_v3{kTokens,
-                  kDownQuery,
-                  kUpQuery,
-                  kUpKey,
-                  kDownKey,
-                  kGammaOfQuery,
-                  kGammaOfKey,
-                  kSin,
-                  kCos,
-                  kKeyCache,
-                  kRopeCache,
-                  kIndex,
-                  kTokenScale,
-                  kDownQueryScale,
-                  kUpQueryScale,
-                  kDownKeyScale,
-                  kCacheScale,
-                  kSmooth,
-                  kQuery,
-                  kQueryRope,
-                  kQueryScale,
-                  {"queryNormOut"},
-                  {"dequantScaleQNorm"}};
+    mla_prolog_v3{kTokens,       kDownQuery,     kUpQuery,    kUpKey,     kDownKey, kGammaOfQuery, kGammaOfKey,
+                  kSin,          kCos,           kKeyCache,   kRopeCache, kIndex,   kTokenScale,   kDownQueryScale,
+                  kUpQueryScale, kDownKeyScale,  kCacheScale, kSmooth,    kQuery,   kQueryRope,    kQueryScale,
+                  kQueryNorm,    kQueryNormScale};
 
 }  // namespace
 }  // namespace host_npu

@@ -3,7 +3,7 @@
 //     aclnnStatus aclnnXGetWorkspaceSize(const aclTensor* a, std::int64_t n, ..., aclOpExecutor** executor) {
 //         return PhaseOne(kApi, workspaceSize, executor).with(a, n, ...).run([&] { checks; return Plan{...}; });
 //     }
-//     aclnnStatus aclnnX(void* workspace, ...) { return phase_two(kApi, workspace, ...); }
+//     HOST_NPU_PHASE_TWO(aclnnX, kApi)
 #pragma once
 
 #include <exception>
@@ -102,5 +102,11 @@ class HOST_NPU_EXPORT PhaseOne {
 
 HOST_NPU_EXPORT aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_size,
                                       aclOpExecutor* executor, aclrtStream stream);
+
+// Defines the function of the second phase, which is the same for all.
+#define HOST_NPU_PHASE_TWO(function, api)                                                                    \
+    aclnnStatus function(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) { \
+        return host_npu::phase_two(api, workspace, size, executor, stream);                                  \
+    }
 
 }  // namespace host_npu

@@ -183,10 +183,7 @@ aclnnStatus aclnnBinaryCrossEntropyGetWorkspaceSize(const aclTensor* self, const
     });
 }
 
-aclnnStatus aclnnBinaryCrossEntropy(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                    aclrtStream stream) {
-    return phase_two(kForward, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnBinaryCrossEntropy, kForward)
 
 aclnnStatus aclnnBinaryCrossEntropyBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,
                                                             const aclTensor* target, const aclTensor* weightOptional,
@@ -200,7 +197,4 @@ aclnnStatus aclnnBinaryCrossEntropyBackwardGetWorkspaceSize(const aclTensor* gra
         });
 }
 
-aclnnStatus aclnnBinaryCrossEntropyBackward(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                            const aclrtStream stream) {
-    return phase_two(kBackward, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnBinaryCrossEntropyBackward, kBackward)

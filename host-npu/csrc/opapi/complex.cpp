@@ -52,6 +52,4 @@ aclnnStatus aclnnComplexGetWorkspaceSize(const aclTensor* real, const aclTensor*
     });
 }
 
-aclnnStatus aclnnComplex(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
-    return phase_two(kComplex, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnComplex, kComplex)

@@ -102,7 +102,4 @@ aclnnStatus aclnnConstantPadNdGetWorkspaceSize(const aclTensor* self, const aclI
     return phase.run([&] { return plan({"self", self}, pad, value, {"out", out}); });
 }
 
-aclnnStatus aclnnConstantPadNd(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                               aclrtStream stream) {
-    return phase_two(kPad, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnConstantPadNd, kPad)

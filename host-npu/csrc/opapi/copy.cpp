@@ -147,10 +147,7 @@ aclnnStatus aclnnInplaceCopyGetWorkspaceSize(aclTensor* selfRef, const aclTensor
     });
 }
 
-aclnnStatus aclnnInplaceCopy(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                             aclrtStream stream) {
-    return phase_two(kCopy, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnInplaceCopy, kCopy)
 
 aclnnStatus aclnnCastGetWorkspaceSize(const aclTensor* self, const aclDataType dtype, aclTensor* out,
                                       std::uint64_t* workspaceSize, aclOpExecutor** executor) {
@@ -159,6 +156,4 @@ aclnnStatus aclnnCastGetWorkspaceSize(const aclTensor* self, const aclDataType d
     });
 }
 
-aclnnStatus aclnnCast(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
-    return phase_two(kCast, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnCast, kCast)

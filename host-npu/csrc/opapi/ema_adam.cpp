@@ -171,7 +171,4 @@ aclnnStatus aclnnApplyFusedEmaAdamGetWorkspaceSize(const aclTensor* grad, aclTen
         });
 }
 
-aclnnStatus aclnnApplyFusedEmaAdam(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                   aclrtStream stream) {
-    return phase_two(kAdam, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnApplyFusedEmaAdam, kAdam)

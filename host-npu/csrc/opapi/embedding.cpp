@@ -227,10 +227,7 @@ aclnnStatus aclnnEmbeddingGetWorkspaceSize(const aclTensor* weight, const aclTen
     });
 }
 
-aclnnStatus aclnnEmbedding(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                           const aclrtStream stream) {
-    return phase_two(kForward, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnEmbedding, kForward)
 
 aclnnStatus aclnnEmbeddingDenseBackwardGetWorkspaceSize(const aclTensor* grad, const aclTensor* indices,
                                                         std::uint64_t numWeights, std::uint64_t paddingIdx,
@@ -244,7 +241,4 @@ aclnnStatus aclnnEmbeddingDenseBackwardGetWorkspaceSize(const aclTensor* grad, c
         });
 }
 
-aclnnStatus aclnnEmbeddingDenseBackward(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                        const aclrtStream stream) {
-    return phase_two(kBackward, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnEmbeddingDenseBackward, kBackward)

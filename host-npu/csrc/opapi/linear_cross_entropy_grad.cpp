@@ -212,7 +212,4 @@ aclnnStatus aclnnFusedLinearCrossEntropyLossGradGetWorkspaceSize(
         });
 }
 
-aclnnStatus aclnnFusedLinearCrossEntropyLossGrad(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                                 aclrtStream stream) {
-    return phase_two(kApi, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnFusedLinearCrossEntropyLossGrad, kApi)

@@ -114,7 +114,4 @@ aclnnStatus aclnnFusedCrossEntropyLossWithMaxSumGetWorkspaceSize(
         });
 }
 
-aclnnStatus aclnnFusedCrossEntropyLossWithMaxSum(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                                 aclrtStream stream) {
-    return phase_two(kLoss, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnFusedCrossEntropyLossWithMaxSum, kLoss)

@@ -201,7 +201,4 @@ aclnnStatus aclnnFusedLinearOnlineMaxSumGetWorkspaceSize(
         });
 }
 
-aclnnStatus aclnnFusedLinearOnlineMaxSum(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                         aclrtStream stream) {
-    return phase_two(kMaxSum, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnFusedLinearOnlineMaxSum, kMaxSum)

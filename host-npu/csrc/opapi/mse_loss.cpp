@@ -154,9 +154,7 @@ aclnnStatus aclnnMseLossGetWorkspaceSize(const aclTensor* self, const aclTensor*
     });
 }
 
-aclnnStatus aclnnMseLoss(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
-    return phase_two(kForward, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnMseLoss, kForward)
 
 aclnnStatus aclnnMseLossOutGetWorkspaceSize(const aclTensor* self, const aclTensor* target, std::int64_t reduction,
                                             aclTensor* out, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
@@ -165,9 +163,7 @@ aclnnStatus aclnnMseLossOutGetWorkspaceSize(const aclTensor* self, const aclTens
     });
 }
 
-aclnnStatus aclnnMseLossOut(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
-    return phase_two(kOut, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnMseLossOut, kOut)
 
 aclnnStatus aclnnMseLossBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,
                                                  const aclTensor* target, std::int64_t reduction, aclTensor* out,
@@ -177,7 +173,4 @@ aclnnStatus aclnnMseLossBackwardGetWorkspaceSize(const aclTensor* gradOutput, co
     });
 }
 
-aclnnStatus aclnnMseLossBackward(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
-                                 aclrtStream stream) {
-    return phase_two(kBackward, workspace, workspaceSize, executor, stream);
-}
+HOST_NPU_PHASE_TWO(aclnnMseLossBackward, kBackward)

@@ -10,19 +10,6 @@ using namespace test;
 constexpr auto kFloat = HCCL_DATA_TYPE_FP32;
 constexpr auto kSum = HCCL_REDUCE_SUM;
 
-// More than ranks show one another at a time.
-const Case many{"collectives/many_elements_in_place", [] {
-                    constexpr std::size_t count = 700'001;
-                    const Ranks ranks(2);
-                    const Buffers data(kFloat, {std::vector<double>(count, 1), std::vector<double>(count, 5)});
-                    ranks.each([&](auto rank) {
-                        return HcclAllReduce(data[rank], data[rank], count, kFloat, kSum, ranks.comm(rank),
-                                             ranks.stream(rank));
-                    });
-                    ranks.wait();
-                    data.expect_all(std::vector<double>(count, 6), "the sums");
-                }};
-
 const Case not_a_number{"collectives/not_a_number_stays", [] {
                             const Ranks ranks(2);
                             for (const auto op : {HCCL_REDUCE_MAX, HCCL_REDUCE_MIN}) {
