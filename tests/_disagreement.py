@@ -110,11 +110,7 @@ CASES = {
         lambda one: {"target": torch.nn.functional.one_hot(one.target, one.classes).float()},
         f"whether target has probabilities {SAME}",
     ),
-    "frozen input": (
-        FORWARD,
-        lambda _: {"is_trained": False},
-        f"whether input needs a gradient {SAME}",
-    ),
+    "frozen input": (FORWARD, lambda _: {"is_trained": False}, f"whether input needs a gradient {SAME}"),
     "reduce_input_grad": (
         {"reduce_input_grad": True, **FORWARD},
         lambda _: {"reduce_input_grad": False},

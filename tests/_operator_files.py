@@ -30,11 +30,7 @@ REQUIREMENTS = (
         r"^from torch_aclnn_ops\.functional\.{operator} import",
         "export the function: `from torch_aclnn_ops.functional.{operator} import {operator} as {operator}`",
     ),
-    (
-        "torch_aclnn_ops/nn.py",
-        r"F\.{operator}\(",
-        "write the module whose `forward` calls `F.{operator}`",
-    ),
+    ("torch_aclnn_ops/nn.py", r"F\.{operator}\(", "write the module whose `forward` calls `F.{operator}`"),
     (
         "csrc/npu/{operator}.cpp",
         r": Signature<[^;{{]*> \{{\n(?:(?!^\}};).*\n)*?.* cann = \"{cann}\";",

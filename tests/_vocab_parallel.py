@@ -221,12 +221,7 @@ def gradients_of_target_and_weights(vocabulary):
     return dict(zip(("copy.target", "copy.class_weight", "copy.token_weight"), found, strict=True))
 
 
-_RICH = {
-    "outputs": ("log_probabilities", "entropy"),
-    "label_smoothing": 0.1,
-    "softcap": 3.0,
-    "lse_square_scale": 0.25,
-}
+_RICH = {"outputs": ("log_probabilities", "entropy"), "label_smoothing": 0.1, "softcap": 3.0, "lse_square_scale": 0.25}
 
 
 def second_derivatives(vocabulary):

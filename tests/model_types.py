@@ -86,10 +86,7 @@ NO_LINEAR = "`patch_model` raises: the head is not a linear layer"
 STACKED = "`patch_model` warns: the logits of several heads are stacked before the loss"
 WEIGHTS = "`patch_model` warns: the model multiplies by the head's weights itself, together with others"
 # What a warning says, by the sentence of the page.
-WARNINGS = {
-    STACKED: "stack needs them",
-    WEIGHTS: "was not called as a linear layer",
-}
+WARNINGS = {STACKED: "stack needs them", WEIGHTS: "was not called as a linear layer"}
 WITH_LOGITS = {
     ("causal", "gemma3n"): NEEDS_TIMM,
     ("causal", "gemma4_assistant"): NO_LABELS,

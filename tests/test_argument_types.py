@@ -41,10 +41,7 @@ def test_a_non_tensor_raises_with_the_arguments_name(argument, kind):
         (lambda: ours.mse_loss(1.0, _VALUES), "mse_loss: input must be a Tensor, but it is 1.0"),
         (lambda: ours.mse_loss(_VALUES, None), "mse_loss: target must be a Tensor, but it is None"),
         (lambda: ours.mse_loss(_VALUES, _VALUES, weight="x"), "mse_loss: weight must be None or a Tensor, .* is 'x'"),
-        (
-            lambda: ours.binary_cross_entropy(_VALUES, [1]),
-            "binary_cross_entropy: target must be .* of type list",
-        ),
+        (lambda: ours.binary_cross_entropy(_VALUES, [1]), "binary_cross_entropy: target must be .* of type list"),
         (lambda: ours.embedding(3, _HEAD), "embedding: input must be a Tensor, but it is 3"),
         (lambda: ours.embedding(_INDICES, None), "embedding: weight must be a Tensor, but it is None"),
         (lambda: ours.embedding(_INDICES, _HEAD, "a"), "embedding: padding_idx must be None or an int, .* is 'a'"),

@@ -99,8 +99,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 # float64 and float32 round every operation of a chain of about ten, 16 bits only the four results.
 @pytest.mark.parametrize(
-    "dtype, roundings",
-    [(torch.float64, 4), (torch.float32, 4), *((dtype, 0.5 + 1e-3) for dtype in HALF_DTYPES)],
+    "dtype, roundings", [(torch.float64, 4), (torch.float32, 4), *((dtype, 0.5 + 1e-3) for dtype in HALF_DTYPES)]
 )
 @each_case
 def test_states_match_float64_up_to_rounding(case, dtype, roundings):
@@ -172,11 +171,7 @@ def test_an_infinite_average_follows_the_formula(weight, ema_decay):
 def test_the_example_of_the_cann_documentation(step, var, s):
     values = torch.arange(1.0, 9.0).reshape(2, 2, 2)
     results = run(
-        dict.fromkeys(("grad", *STATE), values),
-        torch.full((2, 2), step),
-        lr=0.001,
-        ema_decay=0.5,
-        weight_decay=0.5,
+        dict.fromkeys(("grad", *STATE), values), torch.full((2, 2), step), lr=0.001, ema_decay=0.5, weight_decay=0.5
     )
     expected = {"var": var, "m": range(1, 9), "v": [1, 2.002, 3.006, 4.012, 5.02, 6.03, 7.042, 8.056], "s": s}
     for name, numbers in expected.items():

@@ -44,13 +44,7 @@ def make_trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, callb
     arguments = {"use_cpu": True, **steps, **arguments}
     trainer = Recorded(
         patch_model(make(), chunk_size=CHUNK) if model is None else model,
-        TrainingArguments(
-            str(folder),
-            per_device_train_batch_size=2,
-            report_to=[],
-            disable_tqdm=True,
-            **arguments,
-        ),
+        TrainingArguments(str(folder), per_device_train_batch_size=2, report_to=[], disable_tqdm=True, **arguments),
         callbacks=list(callbacks),
         train_dataset=_rows(),
         eval_dataset=_rows()[:4],

@@ -89,7 +89,7 @@ class TestOnlineMaxSum(RawOperatorContract):
             IndexError,
             r"target must not be from 5 \(vocab_start_index \+ rows of weight\) to 6 \(vocab_end_index - 1\),"
             " but one is 5",
-        ),
+        )
     ]
 
 

@@ -92,49 +92,6 @@ def test_a_compiled_step_follows_the_schedule(options, decays):
     assert_all_close(averages_of(compiled, compiled_optimizer), averages_of(model, optimizer), 1e-14)
 
 
-@each_flatten
-@each_schedule
-def test_a_schedule_resumes_from_a_checkpoint(options, decays, flatten):
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options)
-    train(model, optimizer, range(5))
-    resumed = copy.deepcopy(model)
-    resumed_optimizer = FusedEmaAdam(resumed.parameters(), flatten=flatten)
-    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(model, optimizer, range(5, 9))
-    train(resumed, resumed_optimizer, range(5, 9))
-    assert_all_equal(averages_of(resumed, resumed_optimizer), averages_of(model, optimizer))
-
-
-INVALID = {
-    "unknown": (
-        {"ema_warmup": "linear"},
-        ValueError,
-        "ema_warmup must be None, 'ratio' or 'power', but it is 'linear'",
-    ),
-    "a number": ({"ema_warmup": 1}, ValueError, "ema_warmup must be None, 'ratio' or 'power', but it is 1"),
-    **{
-        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and above 0, but it is {value}")
-        for name in ("ema_warmup_gamma", "ema_warmup_power")
-        for value in (0, -1.0, float("nan"), float("inf"))
-    },
-    "gamma is text": ({"ema_warmup_gamma": "1"}, TypeError, "ema_warmup_gamma must be a number, but it is '1'"),
-    "start -1": ({"ema_start_step": -1}, ValueError, "ema_start_step must be at least 0, but it is -1"),
-    "start 1.5": ({"ema_start_step": 1.5}, TypeError, "ema_start_step must be an int, but it is 1.5"),
-    "every 0": ({"ema_update_every": 0}, ValueError, "ema_update_every must be at least 1, but it is 0"),
-    "every True": ({"ema_update_every": True}, TypeError, "ema_update_every must be an int, but it is True"),
-    "without_grad 0": ({"ema_without_grad": 0}, TypeError, "ema_without_grad must be True or False, but it is 0"),
-    "masters 1": ({"master_weights": 1}, TypeError, "master_weights must be True or False, but it is 1"),
-    "tensor decay": ({"ema_decay": torch.tensor(0.5)}, TypeError, "ema_decay must be a number, but it is tensor"),
-}
-
-
-@pytest.mark.parametrize("options, exception, sentence", INVALID.values(), ids=INVALID)
-def test_it_raises_for(options, exception, sentence):
-    with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
-        FusedEmaAdam(Weights().parameters(), **options)
-
-
 class Network(nn.Module):
     """Has a buffer, tied weights, and a parameter that no gradient reaches."""
 
@@ -260,17 +217,6 @@ def test_an_ema_model_file_loads_and_is_replaced_atomically(tmp_path, monkeypatc
         optimizer.save_ema_model(network, path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["ema.pt"]
-
-
-def test_changes_of_a_16_bit_parameter_in_a_swap_are_averaged_and_the_rest_keeps_its_precision():
-    weight = nn.Parameter(torch.full((2,), 0.123, dtype=torch.bfloat16))
-    optimizer = FusedEmaAdam([weight], lr=0.1)
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    kept = optimizer.state[weight]["ema_params"].clone()
-    with optimizer.swap_ema_params(), torch.no_grad():
-        weight[0] = 7
-    assert torch.equal(optimizer.state[weight]["ema_params"], torch.stack([torch.tensor(7.0), kept[1]]))
 
 
 def test_a_swap_inside_autocast_uses_no_weights_that_were_cast_before_it():

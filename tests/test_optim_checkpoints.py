@@ -23,6 +23,7 @@ from tests._optim import (
     assert_all_equal,
     averages_of,
     each_dtype,
+    each_flatten,
     states_of,
     train,
     weights_of,
@@ -54,9 +55,11 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @each_dtype
-def test_training_resumes_bit_for_bit_after(way, dtype):
+@each_flatten
+def test_training_resumes_bit_for_bit_after(way, dtype, flatten):
     model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, weight_decay=0.1, betas=(0.8, 0.99))
+    options = {**SETTINGS, "weight_decay": 0.1, "betas": (0.8, 0.99), "ema_warmup": "ratio", "ema_update_every": 2}
+    optimizer = FusedEmaAdam(model.parameters(), **options, flatten=flatten)
     train(model, optimizer, range(5))
     resumed_model, resumed_optimizer = way(model, optimizer)
     train(model, optimizer, range(5, 10))

@@ -152,11 +152,7 @@ def through_a_state_dict(model, optimizer):
 
 @pytest.mark.parametrize(
     "copied",
-    [
-        through_a_state_dict,
-        lambda *pair: copy.deepcopy(pair),
-        lambda *pair: pickle.loads(pickle.dumps(pair)),
-    ],
+    [through_a_state_dict, lambda *pair: copy.deepcopy(pair), lambda *pair: pickle.loads(pickle.dumps(pair))],
     ids=["state_dict", "deepcopy", "pickle"],
 )
 def test_a_copy_trains_on_identically(copied):

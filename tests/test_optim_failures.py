@@ -91,10 +91,7 @@ def test_weights_are_restored_without_allocating_memory():
 @pytest.mark.parametrize(
     "restored, lost",
     [
-        (
-            0,
-            "parameters .0, 1, 2. of group 0 and .0. of group 1, buffer 'running_mean', buffer 'running_var', ",
-        ),
+        (0, "parameters .0, 1, 2. of group 0 and .0. of group 1, buffer 'running_mean', buffer 'running_var', "),
         (4, "swap_ema_params: buffer 'running_mean', buffer 'running_var', "),
     ],
     ids=["nothing is restored", "the weights are"],

@@ -12,15 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests._optim import (
-    SETTINGS,
-    Weights,
-    assert_all_equal,
-    each_dtype,
-    states_of,
-    train,
-    weights_of,
-)
+from tests._optim import SETTINGS, Weights, assert_all_equal, each_dtype, states_of, train, weights_of
 
 
 def both(dtype=torch.float32, **options):
@@ -280,20 +272,6 @@ def test_a_checkpoint_moves_between_flattened_and_not(dtype, has_trained, loads_
     assert_same((model, optimizer), (other, other_optimizer))
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
-def test_copies_train_independently(way):
-    flat, plain = both()
-    train(*flat, range(2))
-    train(*plain, range(2))
-    copied = way(flat)
-    train(*copied, range(2, 5))
-    assert_all_equal(weights_of(flat[0]), weights_of(plain[0]))
-    for pair in (flat, plain):
-        train(*pair, range(2, 5))
-    assert_same(flat, plain)
-    assert_same(copied, plain)
-
-
 def test_a_pickle_of_one_parameter_excludes_the_others():
     weights = [nn.Parameter(torch.randn(1000)) for _ in range(20)]
     optimizer = FusedEmaAdam(weights, flatten=True)
@@ -348,32 +326,6 @@ def test_a_parameter_that_is_a_view_of_another_tensor_is_not_flattened():
     part.grad = torch.ones(4)
     optimizer.step()
     assert torch.equal(storage[0], part.detach()) and part.any()
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        lambda tensor: tensor.to(memory_format=torch.channels_last),
-        lambda tensor: tensor.mT.contiguous().mT,
-        lambda tensor: tensor[:1].expand_as(tensor),
-    ],
-    ids=["channels last", "transposed", "expanded"],
-)
-def test_layouts_of_weights_and_gradients_do_not_matter(layout):
-    generator = torch.Generator().manual_seed(0)
-    start, gradient = (torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
-    weight = layout(start.clone())
-    results = []
-    for flatten in (True, False):
-        weights = [nn.Parameter(weight.clone(memory_format=torch.preserve_format)), nn.Parameter(start.clone())]
-        optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=flatten)
-        for _ in range(3):
-            weights[0].grad, weights[1].grad = gradient.clone(), layout(gradient)
-            optimizer.step()
-        assert weights[0].stride() == nn.Parameter(weight.clone(memory_format=torch.preserve_format)).stride()
-        results.append([weight.detach() for weight in weights] + states_of(optimizer))
-    for result, expected in zip(*results, strict=True):
-        torch.testing.assert_close(result, expected, rtol=0, atol=1e-14)
 
 
 def test_flatten_must_be_a_bool():

@@ -118,12 +118,6 @@ def test_a_compiled_step_continues_from_changed_parameters(change, has_grad, fla
     assert torch.equal(optimizer.state[weight]["ema_params"], expected)
 
 
-REPLACED = {
-    "a new tensor": lambda weight: torch.full_like(weight, 4.0),
-    "transposed in place": lambda weight: weight.data.t(),
-}
-
-
 def stepped(dtype, flatten):
     """Return a weight after a step that does not move it."""
     weight = nn.Parameter(torch.arange(9, dtype=dtype).view(3, 3))
@@ -131,19 +125,6 @@ def stepped(dtype, flatten):
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
     return weight, optimizer
-
-
-@each_flatten
-@each_half
-@pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
-def test_replaced_data_is_noticed(replace, dtype, flatten):
-    weight, optimizer = stepped(dtype, flatten)
-    weight.data = replace(weight)
-    expected = weight.detach().clone()
-    optimizer.step()
-    assert not torch.equal(expected, torch.arange(9, dtype=dtype).view(3, 3))
-    assert torch.equal(weight.detach(), expected)
-    assert torch.equal(optimizer.state[weight]["master_params"], expected.float())
 
 
 @each_flatten

@@ -20,7 +20,6 @@ from tests._optim import (
     Weights,
     assert_all_close,
     assert_all_equal,
-    averages_of,
     each_dtype,
     each_flatten,
     states_of,
@@ -110,14 +109,6 @@ def test_state_has_torchs_keys_and_without_master_weights_the_parameters_dtype_a
         assert state["step"].dtype == torch.int64 and state["step"].device == weight.device and state["step"] == 3
         for name in STATE[1:]:
             assert state[name].dtype == dtype and state[name].shape == weight.shape and not state[name].requires_grad
-
-
-def test_the_average_starts_as_a_copy_of_the_weights():
-    model = Weights()
-    first = weights_of(model)
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=1.0)
-    train(model, optimizer, range(3))
-    assert_all_equal(averages_of(model, optimizer), first)
 
 
 def test_each_parameter_counts_its_own_steps():
@@ -235,6 +226,25 @@ INVALID = {
         f"{name} = 1": ({name: 1}, TypeError, f"{name} must be True or False, but it is 1")
         for name in ("decoupled_weight_decay", "bias_correction", "maximize")
     },
+    "unknown warm-up": (
+        {"ema_warmup": "linear"},
+        ValueError,
+        "ema_warmup must be None, 'ratio' or 'power', but it is 'linear'",
+    ),
+    "warm-up 1": ({"ema_warmup": 1}, ValueError, "ema_warmup must be None, 'ratio' or 'power', but it is 1"),
+    **{
+        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and above 0, but it is {value}")
+        for name in ("ema_warmup_gamma", "ema_warmup_power")
+        for value in (0, -1.0, float("nan"), float("inf"))
+    },
+    "gamma is text": ({"ema_warmup_gamma": "1"}, TypeError, "ema_warmup_gamma must be a number, but it is '1'"),
+    "start -1": ({"ema_start_step": -1}, ValueError, "ema_start_step must be at least 0, but it is -1"),
+    "start 1.5": ({"ema_start_step": 1.5}, TypeError, "ema_start_step must be an int, but it is 1.5"),
+    "every 0": ({"ema_update_every": 0}, ValueError, "ema_update_every must be at least 1, but it is 0"),
+    "every True": ({"ema_update_every": True}, TypeError, "ema_update_every must be an int, but it is True"),
+    "without_grad 0": ({"ema_without_grad": 0}, TypeError, "ema_without_grad must be True or False, but it is 0"),
+    "masters 1": ({"master_weights": 1}, TypeError, "master_weights must be True or False, but it is 1"),
+    "tensor decay": ({"ema_decay": torch.tensor(0.5)}, TypeError, "ema_decay must be a number, but it is tensor"),
 }
 each_invalid = pytest.mark.parametrize("options, exception, sentence", INVALID.values(), ids=INVALID)
 

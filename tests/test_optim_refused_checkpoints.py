@@ -271,11 +271,7 @@ def _sharded(contents, mesh, dim):
 @pytest.mark.parametrize(
     "dim_of_param, dim_of_state, sentence",
     [
-        (
-            0,
-            None,
-            "must be a real dense DTensor of .* .load full tensors with .*full_state_dict=True.*, not a",
-        ),
+        (0, None, "must be a real dense DTensor of .* .load full tensors with .*full_state_dict=True.*, not a"),
         (None, 0, "must be a real dense Tensor of .*, as its parameter, not a real dense DTensor"),
         (0, 1, r"of \(Shard\(dim=0\),\), as its parameter, not .* of \(Shard\(dim=1\),\)$"),
         (0, 0, None),

@@ -93,14 +93,6 @@ def test_a_swap_after_loading_adamw_takes_over_the_averages_of_swa_utils(flatten
     assert_all_equal(averages_of(model, optimizer), averages)
 
 
-def test_in_place_changes_of_a_parameter_in_a_swap_are_written_to_its_average():
-    model, optimizer = trained()
-    weight = next(model.parameters())
-    with optimizer.swap_ema_params(), torch.no_grad():
-        weight.fill_(7)
-    assert (optimizer.state[weight]["ema_params"] == 7).all()
-
-
 @each_dtype
 @pytest.mark.parametrize("other", [torch.float16, torch.bfloat16], ids=str)
 def test_changes_to_the_value_in_another_precision_are_written_to_the_average(other, dtype):

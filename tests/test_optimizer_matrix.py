@@ -115,23 +115,6 @@ def _assert_close(tensor, expected, tolerance):
     torch.testing.assert_close(tensor.float(), expected.float(), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("feature", matrix.FEATURES)
-def test_the_tolerance_detects_a_missing_step_in_every_parameter(feature):
-    whole, short = (reference.reference(feature, steps) for steps in (reference.STEPS, reference.STEPS - 1))
-    for kind in ("masters", "averages"):
-        for name, tensor in whole[kind].items():
-            is_frozen = feature == "frozen in part" and name in ("up.bias", "a.bias")
-            if not is_frozen:
-                assert (tensor - short[kind][name]).abs().max() > _tolerance(feature), name
-
-
-def test_representatives_are_one_in_eight_and_have_every_feature_way_and_action():
-    chosen = [cell for cell in matrix.CELLS if cell.is_representative]
-    assert len(chosen) * 8 == len(matrix.CELLS) == len(matrix.FEATURES) * len(matrix.WAYS) * len(matrix.ACTIONS)
-    for axis, all_of_it in zip(zip(*chosen, strict=True), (matrix.FEATURES, matrix.WAYS, matrix.ACTIONS), strict=True):
-        assert set(axis) == set(all_of_it)
-
-
 def test_the_page_shows_the_table():
     written = matrix.PAGE.read_text()
     assert put_between(written, matrix.TITLE, matrix.page()) == written, "run python -m tests.optimizer_matrix"

@@ -48,11 +48,7 @@ def variant(loss_type, tokens, *, cap=math.inf, is_sequence=False, beta=0.0, is_
 
 VARIANTS = {
     "CISPO": ("cispo", {"delta": 1.3}, {"numbers": 1.3}),
-    "CISPO of sequences": (
-        "cispo",
-        {"delta": 1.1, "importance": "sequence"},
-        {"numbers": 1.1, "is_sequence": True},
-    ),
+    "CISPO of sequences": ("cispo", {"delta": 1.1, "importance": "sequence"}, {"numbers": 1.1, "is_sequence": True}),
     "SAPO": ("sapo", {}, {"numbers": (1.0, 1.05)}),
     "SAPO of sequences": (
         "sapo",

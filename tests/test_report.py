@@ -20,11 +20,7 @@ def _counts(operator):
 ROWS = torch.rand(3, 2, requires_grad=True), torch.rand(4, 2, requires_grad=True), torch.tensor([0, 1, 2])
 CALLS = {
     "mse_loss": (_mse_loss, "mse_loss_backward", "torch"),
-    "embedding": (
-        lambda: functional.embedding(ROWS[2], ROWS[1]).sum().backward(),
-        "embedding_dense_backward",
-        "torch",
-    ),
+    "embedding": (lambda: functional.embedding(ROWS[2], ROWS[1]).sum().backward(), "embedding_dense_backward", "torch"),
     "linear_cross_entropy": (
         lambda: functional.linear_cross_entropy(*ROWS).backward(),
         "linear_cross_entropy",

@@ -164,13 +164,6 @@ def test_generated_tokens_are_what_they_were():
     assert torch.equal(patch_model(model).generate(tokens, max_new_tokens=5, do_sample=False), expected)
 
 
-def test_shape_dtype_and_device_are_known_without_the_logits():
-    logits = patch_model(make())(**batch()).logits
-    assert (logits.shape, logits.dtype, logits.device) == ((BATCH, TOKENS, CLASSES), torch.float32, torch.device("cpu"))
-    assert repr(logits) == "LazyLogits(shape=(2, 64, 512), dtype=torch.float32, device=cpu)"
-    assert not logits.is_materialized
-
-
 def test_a_loss_of_the_callers_own_can_be_added():
     def gradients(model):
         output = model(**batch())

@@ -4,7 +4,6 @@ from functools import partial
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops import nn, optim
 
 import pytest
 import torch
@@ -144,34 +143,6 @@ def test_a_target_outside_the_classes_gives_nan_and_nothing_is_written_elsewhere
     target[5] = 160
     losses = ours.linear_cross_entropy(input.npu(), weight.npu(), target.npu(), reduction="none")
     assert losses.isnan().nonzero().flatten().tolist() == [5]
-
-
-def _module_step(module, optimizer, *inputs):
-    loss = module(*inputs)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
-
-
-@pytest.mark.parametrize("decoupled", [True, False])
-@pytest.mark.parametrize("bias_correction", [True, False])
-def test_modules_and_optimizer_train_as_on_the_cpu(decoupled, bias_correction):
-    losses = {}
-    for device in ("cpu", "npu"):
-        torch.manual_seed(0)
-        embedding = nn.Embedding(12, 8, padding_idx=-1).to(device)
-        model = torch.nn.Sequential(embedding, torch.nn.Linear(8, 1), torch.nn.Sigmoid()).to(device)
-        options = {"decoupled_weight_decay": decoupled, "bias_correction": bias_correction}
-        optimizer = optim.FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.9, **options)
-        tokens = Maker(torch.float32).index(12, 6, 3).to(device)
-        target = Maker(torch.float32).probability(6, 3, 1).to(device)
-        losses[device] = []
-        for criterion in (nn.MSELoss(), nn.BCELoss(), nn.MSELoss(reduction="sum"), nn.BCELoss(reduction="sum")) * 2:
-            losses[device].append(_module_step(lambda x, m=model, c=criterion, t=target: c(m(x), t), optimizer, tokens))
-        with optimizer.swap_ema_params():
-            losses[device].append(nn.MSELoss()(model(tokens), target).item())
-    assert losses["npu"] == pytest.approx(losses["cpu"], rel=1e-4)
 
 
 FORMULAS = {

@@ -111,6 +111,7 @@ ADAM = "aclnnApplyFusedEmaAdam"
     [
         (torch.float32, {}, {ADAM: 50, "add_": 1}),
         (torch.float32, {"ema_warmup": "ratio"}, {ADAM: 50, "add_": 1}),
+        (torch.float32, {"ema_start_step": 2}, {ADAM: 50, "add_": 1}),
         (torch.float32, {"maximize": True}, {ADAM: 50, "add_": 1, "_foreach_neg": 1}),
         (torch.bfloat16, {}, {ADAM: 50, "add_": 1, "_foreach_copy_": 2}),
         (torch.bfloat16, {"master_weights": False}, {ADAM: 50, "add_": 1}),

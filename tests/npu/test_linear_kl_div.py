@@ -9,16 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from tests._linear_kl_div import (
-    DIVERGENCES,
-    REDUCED,
-    ROWS,
-    TARGET,
-    head_of_teacher,
-    results,
-    student,
-    teacher,
-)
+from tests._linear_kl_div import DIVERGENCES, REDUCED, ROWS, TARGET, head_of_teacher, results, student, teacher
 
 
 def _results(device, divergence, kind, dtype=torch.float32, **options):

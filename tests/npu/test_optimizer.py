@@ -19,7 +19,6 @@ from tests._optim import (
     each_flatten,
     states_of,
     train,
-    train_with_torch,
     weights_of,
 )
 
@@ -75,33 +74,6 @@ def test_flattened_weights_and_averages_are_the_same_bit_for_bit(options, dtype)
     assert_all_equal(*(on_the_cpu(averages_of(*pair)) for pair in pairs))
 
 
-@pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
-def test_200_steps_equal_torchs_on_the_cpu_and_the_average_equals_swa_utils(decoupled):
-    options = {"lr": 1e-2, "weight_decay": 1e-2}
-    model = Weights(torch.float32).npu()
-    optimizer = FusedEmaAdam(
-        model.parameters(),
-        **options,
-        ema_decay=0.99,
-        ema_start_step=1,
-        decoupled_weight_decay=decoupled,
-        flatten=True,
-    )
-    reference = Weights(torch.float32)
-    adam = (torch.optim.AdamW if decoupled else torch.optim.Adam)(reference.parameters(), **options)
-    averages = train_with_torch(reference, adam, range(200), 0.99)
-    for step in range(200):
-        cpu_model = Weights(torch.float32)
-        for weight, other in zip(cpu_model.parameters(), model.parameters(), strict=True):
-            weight.data.copy_(other.detach())
-        cpu_model.set_gradients(step)
-        for weight, other in zip(model.parameters(), cpu_model.parameters(), strict=True):
-            weight.grad = other.grad.npu()
-        optimizer.step()
-    assert_all_close(on_the_cpu(weights_of(model)), weights_of(reference), 2e-5)
-    assert_all_close(on_the_cpu(averages_of(model, optimizer)), averages, 2e-5)
-
-
 def launches_of(step):
     torch.npu.synchronize()
     host_npu.reset()
@@ -139,42 +111,6 @@ def test_a_first_gradient_after_some_steps_launches_one_operator_more_in_a_flatt
     weights[9].grad = torch.ones_like(weights[9])
     assert [launches_of(optimizer.step) for _ in range(2)] == [2, 2]
     assert host_npu.stats().launches == {OPERATOR: 2}
-
-
-def test_replaced_data_of_flattened_gradients_is_used():
-    weights = []
-    for flatten in (False, True):
-        weight = nn.Parameter(torch.ones(4, device="npu"))
-        optimizer = FusedEmaAdam([weight], lr=0.1, flatten=flatten)
-        for sign in (1.0, -1.0, 1.0):
-            optimizer.zero_grad(set_to_none=False)
-            (weight * 2).sum().backward()
-            weight.grad.data = torch.full((4,), sign, device="npu")
-            optimizer.step()
-        weights.append(weight.tolist())
-    assert weights[0] == weights[1]
-
-
-@pytest.mark.simulator
-@pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio"}, {"ema_start_step": 2}], ids=str)
-def test_a_step_that_is_not_flattened_launches_only_the_operator_once_per_parameter(options):
-    _, optimizer = many(50, **options)
-    assert [launches_of(optimizer.step) for _ in range(2)] == [50, 50]
-    torch.npu.synchronize()
-    host_npu.reset()
-    optimizer.step()
-    torch.npu.synchronize()
-    assert host_npu.stats().launches == {OPERATOR: 50}  # without copies, whose launches are counted, too
-
-
-@pytest.mark.simulator
-@pytest.mark.parametrize("flatten, number", [(False, 50), (True, 1)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_step_with_master_weights_casts_gradients_and_weights(dtype, flatten, number):
-    _, optimizer = many(50, dtype, flatten=flatten)
-    for _ in range(2):
-        launches_of(optimizer.step)
-    assert host_npu.stats().launches == {OPERATOR: number, "aclnnInplaceCopy": 2 * number}
 
 
 def fail_on_synchronization(monkeypatch):

@@ -14,11 +14,7 @@ pytestmark = [
     pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures in another way"),
     pytest.mark.skipif(os.environ.get("TASK_QUEUE_ENABLE") == "2", reason="torch_npu captures nothing with this queue"),
 ]
-SCHEDULES = {
-    "warm-up": {"ema_warmup": "ratio"},
-    "start": {"ema_start_step": 6},
-    "every": {"ema_update_every": 3},
-}
+SCHEDULES = {"warm-up": {"ema_warmup": "ratio"}, "start": {"ema_start_step": 6}, "every": {"ema_update_every": 3}}
 BEFORE, REPLAYS, AFTER = 2, 7, 3
 
 

@@ -54,11 +54,7 @@ CALLS = {
         "fallback",
     ),
     "a step": (_step, "apply_fused_ema_adam_", "cann"),
-    "a raw operator": (
-        lambda: ops.mse_loss_backward(*[TENSOR.npu()] * 3, 0),
-        "mse_loss_backward",
-        "cann",
-    ),
+    "a raw operator": (lambda: ops.mse_loss_backward(*[TENSOR.npu()] * 3, 0), "mse_loss_backward", "cann"),
 }
 
 
