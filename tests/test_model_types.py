@@ -4,6 +4,7 @@ import inspect
 import warnings
 from unittest.mock import patch
 
+import torch_aclnn_ops
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations.transformers import patch_model
 
@@ -73,12 +74,12 @@ def _assert_equal(step, expected):
         assert (step.gradients[name] - wanted).abs().max() <= 1e-4 * max(wanted.abs().max(), 1e-2 * size), name
 
 
-def _cases():
+def _cases(always):
     for case in WITHOUT_LOGITS:
-        yield pytest.param(*case, id="-".join(case), marks=[] if case in ALWAYS else [pytest.mark.exhaustive])
+        yield pytest.param(*case, id="-".join(case), marks=[] if case in always else [pytest.mark.exhaustive])
 
 
-@pytest.mark.parametrize(("kind", "model_type"), list(_cases()))
+@pytest.mark.parametrize(("kind", "model_type"), list(_cases(ALWAYS)))
 def test_the_loss_and_its_gradients_are_those_of_the_model_without_logits(kind, model_type):
     model = make(kind, model_type)
     inputs = batch(kind, model_type, model.config)
@@ -87,6 +88,17 @@ def test_the_loss_and_its_gradients_are_those_of_the_model_without_logits(kind, 
     step, _, warned = _step(patch_model(model, chunk_size=16), inputs)
     lazy = [one for one in step.output.values() if isinstance(one, LazyLogits)]
     assert not warned and lazy and not any(one.is_materialized for one in lazy)
+    _assert_equal(step, expected)
+
+
+# This one multiplies what an embedding returns in place.
+@pytest.mark.parametrize(("kind", "model_type"), list(_cases({("causal", "ctrl")})))
+def test_a_model_trains_the_same_with_the_functions_in_torch_s_place(kind, model_type):
+    model = make(kind, model_type)
+    inputs = batch(kind, model_type, model.config)
+    expected, *_ = _step(model, inputs)
+    with torch_aclnn_ops.patch():
+        step, *_ = _step(model, inputs)
     _assert_equal(step, expected)
 
 
