@@ -214,12 +214,11 @@ def results(device, kind):
 
 def compiled(device):
     """Return the results of a compiled call whose targets differ, and of one whose do not."""
-    found = []
+    found, call = [], torch.compile(F.linear_cross_entropy, backend="aot_eager", fullgraph=True)
     for change in (CASES["targets"][1], lambda _: {}):
         arguments = Arguments(dist.get_rank(), device)
         if arguments.rank == 1:
             arguments.change(**change(arguments))
-        call = torch.compile(F.linear_cross_entropy, backend="aot_eager", fullgraph=True)
         input, head = arguments.input.to(device).requires_grad_(), arguments.head.to(device).requires_grad_()
         loss = call(input, head, arguments.target.to(device), process_group=dist.group.WORLD, **arguments.options)
         loss.backward()

@@ -75,8 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case in set(cases) - set(_representatives(cases, n)):
             case.add_marker(pytest.mark.exhaustive)
     longest = (
-        "npu linear_cross_entropy optim_sharded optim_mixed_precision examples linear_cross_entropy_features"
-        " lightning_sharded optimizer_matrix trl types optim embedding linear_cross_entropy_operators"
+        "npu optim_sharded linear_cross_entropy optimizer_matrix linear_cross_entropy_features vocab_parallel_agreement"
+        " trl vocab_parallel package embedding linear_cross_entropy_operators binary_cross_entropy optim examples"
     )
     names = [f"test_{name}.py" for name in longest.split()]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from torch_aclnn_ops.functional import fused_ema_adam
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -9,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests._failing_steps import CONFIGURATIONS, Attempt, Failed, FailOperators
+from tests._failing_steps import CONFIGURATIONS, Failed, FailOperators, Trainee
 from tests._optim import OPTIONS, SETTINGS, assert_all_equal, each_flatten, states_of
 
-each_configuration = pytest.mark.parametrize("name", CONFIGURATIONS)
 NOTE = "FusedEmaAdam: the step stopped midway, so that parameters may be partly updated; load a checkpoint"
 
 
@@ -110,24 +111,43 @@ def test_a_swap_that_cannot_restore_something_names_it_and_leaves_the_optimizer_
     optimizer.step()
 
 
-@each_configuration
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 @pytest.mark.every_nth_case(8)
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [("step", Failed), ("swap", Failed), ("swap", KeyboardInterrupt)],
-    ids=["a step", "a swap", "an interrupted swap"],
-)
-def test_after_any_failing_operator_a_swap_has_restored_the_weights_and_a_checkpoint_continues_a_step(
-    name, action, error
-):
-    for nth in range(0, 10**6, 7 if action == "step" else 1):
-        attempt, mode = Attempt("cpu", name, action, 2), FailOperators(nth, 1, error=error)
-        raised = None
+@pytest.mark.parametrize("error", [Failed, KeyboardInterrupt])
+def test_after_any_failing_operator_a_swap_has_restored_the_weights(name, error):
+    for nth in itertools.count():
+        trainee, mode, is_lost = Trainee(**CONFIGURATIONS[name]), FailOperators(nth, 1, error=error), False
+        before = trainee.contents()
         try:
-            mode.run(attempt.act)
+            mode.run(trainee.swap)
         except (RuntimeError, KeyboardInterrupt) as caught:
-            raised = caught
-        assert attempt.lost(raised) == "", (nth, mode.seen[nth:])
+            is_lost = "could not be restored; load a checkpoint" in str(caught)
+        if is_lost:
+            trainee.resume()
+            continue
+        assert_all_equal(trainee.contents(), before)
+        with trainee.optimizer.swap_ema_params():
+            for param in trainee.params:
+                assert torch.equal(param, trainee.optimizer.state[param]["ema_params"].to(param.dtype))
+        if len(mode.seen) <= nth:
+            break
+    assert nth > 0
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.every_nth_case(4)
+def test_after_any_failing_operator_of_a_step_a_checkpoint_continues_it(name):
+    expected = Trainee(**CONFIGURATIONS[name])
+    expected.step()
+    for nth in itertools.count(0, 7):
+        trainee, mode = Trainee(**CONFIGURATIONS[name]), FailOperators(nth, 1)
+        try:
+            mode.run(trainee.step)
+        except RuntimeError as error:
+            if "may be partly updated; load a checkpoint" not in "".join(getattr(error, "__notes__", ())):
+                assert_all_equal(trainee.contents()[: len(trainee.params)], trainee.weights)
+            trainee.resume()
+        assert_all_equal(trainee.contents(), expected.contents())
         if len(mode.seen) <= nth:
             break
     assert nth > 0

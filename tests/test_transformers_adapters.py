@@ -27,6 +27,7 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "LoRA": Case(peft.LoraConfig(**ON_HEAD, r=4, lora_alpha=6), "", LATE),
     "BOFT": Case(peft.BOFTConfig(**ON_HEAD, boft_block_size=4), "mul needs them"),
     "OFT": Case(peft.OFTConfig(**ON_HEAD, oft_block_size=4, r=0)),
     "LoHa": Case(peft.LoHaConfig(**ON_HEAD, r=4), "add needs them"),

@@ -76,16 +76,6 @@ def test_the_adapters_that_are_active_are_in_the_loss(change):
     assert_close(step, expected)
 
 
-@pytest.mark.parametrize("options", [HEAD, ADAPTERS["the head saved"], {**HEAD, "use_dora": True}])
-def test_adapters_that_come_after_the_patch_are_in_the_loss_too(options):
-    expected = Step(_adapted(options))
-    model = _adapted(options, patch=_patch)
-    assert_close(Step(model), expected)
-    step = Step(_patch(model))  # again, and but for DoRA the logits are gone
-    assert_close(step, expected)
-    assert step.largest < LOGITS or "use_dora" in options
-
-
 @pytest.fixture
 def another_accelerator():
     AcceleratorState._reset_state(reset_partial_state=True)
