@@ -226,10 +226,18 @@ class TestFeatures(DropInContract):
     CASES = FEATURE_CASES
     ROUNDINGS = 4.0
 
+    @pytest.mark.exhaustive  # each path has a row in test_linear_cross_entropy.py
+    def test_a_transform_inside_a_compiled_function_equals_one_outside(self, case):
+        super().test_a_transform_inside_a_compiled_function_equals_one_outside(case)
+
 
 class TestOutputs(DropInContract):
     CASES = OUTPUT_CASES
     ROUNDINGS = 8.0  # a call adds up several results, each rounded by itself
+
+    @pytest.mark.exhaustive  # as that of features
+    def test_a_transform_inside_a_compiled_function_equals_one_outside(self, case):
+        super().test_a_transform_inside_a_compiled_function_equals_one_outside(case)
 
 
 def _small_call(**options):
