@@ -380,6 +380,8 @@ WRONG_WITH_BATCHES = [
     ({"linear_weight": torch.ones(C, H, device="meta")}, RuntimeError, "be on cpu, as input is, but it is on meta"),
     ({"target": torch.zeros(6, dtype=torch.int64)}, ValueError, r"have shape \[2, 3\] or .*, but it has shape \[6\]"),
     ({"target": torch.zeros(2, 3)}, RuntimeError, "have dtype torch.int64 or torch.uint8, .* has torch.float32"),
+    ({"target": torch.zeros(2, 3).int()}, RuntimeError, "have dtype torch.int64 or torch.uint8, .* has torch.int32"),
+    ({"target": torch.zeros(2, 3, device="meta").long()}, RuntimeError, "be on cpu, as input is, but it is on meta"),
     ({"target": torch.zeros(2, 3, C).long()}, RuntimeError, "have a floating-point dtype, .*, but it has torch.int64"),
     ({"target": 3}, TypeError, "be a Tensor, but it is 3"),
     ({"linear_bias": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
@@ -389,7 +391,9 @@ WRONG_WITH_BATCHES = [
     ({"reduction": "average"}, ValueError, "be one of .*, but it is 'average'"),
     ({"label_smoothing": 1.5}, RuntimeError, "be a number from 0 to 1, but it is 1.5"),
     ({"label_smoothing": "0.1"}, TypeError, "be a number from 0 to 1, but it is '0.1'"),
+    ({"label_smoothing": np.ones(2)}, TypeError, "be a number from 0 to 1, but it is .*array"),
     ({"ignore_index": 1.5}, TypeError, "be None or an int, but it is 1.5"),
+    ({"ignore_index": np.ones(2)}, TypeError, "be None or an int, but it is .*array"),
     ({"ignore_index": 1, "target": torch.full((2, 3, C), 0.1)}, RuntimeError, "be None with probabilities as target"),
 ]
 
