@@ -28,7 +28,7 @@ def test_scatter_update_writes_each_row_at_its_index(in_place):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64], ids=str)
 def test_scatter_nd_update_writes_at_places(in_place, dtype):
     data, places = torch.zeros(4, 5, 3, dtype=dtype), torch.tensor([[0, 1], [3, 4]])
     updates = torch.arange(6).view(2, 3).to(dtype)

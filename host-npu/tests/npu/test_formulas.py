@@ -266,18 +266,6 @@ def test_attention_update_weighs_results_by_their_sums(dtype):
     assert_near(result, _merged(*[each.double() for each in inputs]))
 
 
-@DTYPES
-def test_scatter_nd_update_replaces_rows(dtype):
-    x, updates = torch.randn(4, 5, 8).to(dtype), torch.randn(3, 8).to(dtype)
-    indices = torch.tensor([[0, 1], [3, 4], [2, 2]])
-    expected = x.index_put(indices.unbind(1), updates)
-    on_npu = x.npu()
-    assert torch_npu.npu_scatter_nd_update(on_npu, indices.npu(), updates.npu()).cpu().equal(expected)
-    assert on_npu.cpu().equal(x)
-    torch_npu.npu_scatter_nd_update_(on_npu, indices.npu(), updates.npu())
-    assert on_npu.cpu().equal(expected)
-
-
 def test_strided_inputs_are_read_as_they_lie():
     x = torch.randn(32, 6)
     actual = torch_npu.npu_swiglu(x.npu().t(), dim=-1)

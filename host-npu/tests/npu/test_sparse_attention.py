@@ -121,32 +121,34 @@ def test_gradients_are_those_of_float64(mode, block_size, packed):
     inputs = [join(each) for each in zip(*sequences, strict=True)]
     chosen = join(of_sequences).npu()
     layout = "TND" if packed else "BSND"
-    lengths = [_ends(queries), _ends(keys)] if packed else [None, None]
-    options = {"sparse_block_size": block_size, "sparse_mode": mode}
-    of_layout = {"layout_query": layout, "layout_kv": layout}
-    names = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
-    results = _call(
-        inputs, chosen, return_softmax_lse=True, **of_layout, **options, **dict(zip(names, lengths, strict=True))
-    )
+    ends = [_ends(queries), _ends(keys)] if packed else [None, None]
+    lengths = {"actual_seq_lengths_query": ends[0], "actual_seq_lengths_kv": ends[1]}
+    options = {"layout_query": layout, "layout_kv": layout, "sparse_block_size": block_size, "sparse_mode": mode}
+    results = _call(inputs, chosen, return_softmax_lse=True, **options, **lengths)
     query, key, query_rope, key_rope = (each.npu() for each in inputs)
     dy = torch.randn(results[0].shape).bfloat16()
     grads = torch_npu.npu_sparse_flash_attention_grad(
-        *(query, key, key, chosen, dy.npu(), *results, _SCALE, block_size, query_rope, key_rope, *lengths),
+        *(query, key, key, chosen, dy.npu(), *results, _SCALE, block_size, query_rope, key_rope, *ends),
         layout=layout,
         sparse_mode=mode,
     )
-    references = []
     parts = dy.double().split(queries) if packed else dy.double().unbind()
-    for sequence, own, own_dy in zip(sequences, of_sequences, parts, strict=True):
-        leaves = [each.requires_grad_() for each in _wide(sequence)]
-        value = leaves[1].detach().clone().requires_grad_()
-        # Values are an argument of their own.
-        result = _scores(leaves, own, mode == 3, block_size).softmax(-1) @ value[:, 0]
-        result.backward(own_dy)
-        query_grad, key_grad, *rope_grads = (each.grad for each in leaves)
-        references.append([query_grad, key_grad, value.grad, *rope_grads])
+    references = [
+        _gradients(sequence, own, own_dy, mode == 3, block_size)
+        for sequence, own, own_dy in zip(sequences, of_sequences, parts, strict=True)
+    ]
     for actual, expected in zip(grads, zip(*references, strict=True), strict=True):
         assert_near(actual, join(list(expected)), units=4)
+
+
+def _gradients(sequence: list[Tensor], chosen: Tensor, dy: Tensor, causal: bool, block_size: int) -> list[Tensor]:
+    """Return those of the query, of the key and of the value, which are an argument each, and of the rotated parts."""
+    leaves = [each.requires_grad_() for each in _wide(sequence)]
+    value = leaves[1].detach().clone().requires_grad_()
+    result = _scores(leaves, chosen, causal, block_size).softmax(-1) @ value[:, 0]
+    result.backward(dy)
+    query, key, *ropes = (each.grad for each in leaves)
+    return [query, key, value.grad, *ropes]
 
 
 _REFUSED = [
