@@ -24,10 +24,17 @@ class Case(NamedTuple):
     warning: str = ""
     warning_after: str | None = None
     is_tied: bool = False
+    family: str = "llama"
 
 
 CASES = {
     "LoRA": Case(peft.LoraConfig(**ON_HEAD, r=4, lora_alpha=6), "", LATE),
+    "LoRA, a softcap": Case(peft.LoraConfig(**ON_HEAD, r=4), "", LATE, family="gemma2"),
+    "LoRA, a bias": Case(peft.LoraConfig(**ON_HEAD, r=4), "", LATE, family="phi"),
+    "LoRA with dropout": Case(peft.LoraConfig(**ON_HEAD, r=4, lora_dropout=0.3), "", LATE),
+    "LoRA, scaled by the rank's root": Case(peft.LoraConfig(**ON_HEAD, r=4, use_rslora=True), "", LATE),
+    "LoRA on the head alone": Case(peft.LoraConfig(target_modules=["lm_head"], r=4), "", LATE),
+    "LoRA elsewhere": Case(peft.LoraConfig(target_modules=["q_proj"], r=4)),
     "BOFT": Case(peft.BOFTConfig(**ON_HEAD, boft_block_size=4), "mul needs them"),
     "OFT": Case(peft.OFTConfig(**ON_HEAD, oft_block_size=4, r=0)),
     "LoHa": Case(peft.LoHaConfig(**ON_HEAD, r=4), "add needs them"),
@@ -56,11 +63,11 @@ def _patch(model):
     return patch_model(model, chunk_size=CHUNK)
 
 
-def _adapted(case, patch=lambda model: model):
+def adapted(case, patch=lambda model: model):
     torch.manual_seed(5)
     config = deepcopy(case.config)
     config.task_type = "CAUSAL_LM"
-    model = peft.get_peft_model(patch(make(tie_word_embeddings=case.is_tied)), config)
+    model = peft.get_peft_model(patch(make(case.family, tie_word_embeddings=case.is_tied)), config)
     torch.manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,8 +79,8 @@ def _adapted(case, patch=lambda model: model):
 @pytest.mark.parametrize("is_patched_first", [False, True], ids=["adapted, patched", "patched, adapted"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_adapted_model_has_the_same_loss_without_logits_or_one_warning(case, is_patched_first):
-    expected = Step(_adapted(case))
-    model = _adapted(case, _patch) if is_patched_first else _patch(_adapted(case))
+    expected = Step(adapted(case))
+    model = adapted(case, _patch) if is_patched_first else _patch(adapted(case))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         steps = [Step(model), Step(model)]

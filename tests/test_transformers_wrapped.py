@@ -16,40 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from tests import _transformers_distributed as trainings
 from tests._distributed import DEVICES
 from tests._language_models import CHUNK, LOGITS, Step, assert_close, make
-
-HEAD = {"r": 4, "lora_alpha": 6, "target_modules": ["lm_head", "q_proj"]}
-ADAPTERS = {
-    "LoRA": HEAD,
-    "LoRA with dropout": {**HEAD, "lora_dropout": 0.3},
-    "LoRA, scaled by the rank's root": {**HEAD, "use_rslora": True},
-    "LoRA on the head alone": {**HEAD, "target_modules": ["lm_head"]},
-    "LoRA elsewhere": {"r": 4, "target_modules": ["q_proj"]},
-    "the head saved": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-}
-
-
-def _adapted(options, patch=lambda model: model, family="llama"):
-    model = peft.get_peft_model(patch(make(family)), peft.LoraConfig(task_type="CAUSAL_LM", **options))
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora" in name:  # which start as zero
-                parameter.normal_(std=0.3)
-    return model.train()
+from tests.test_transformers_adapters import CASES, adapted
 
 
 def _patch(model):
     return patch_model(model, chunk_size=CHUNK)
-
-
-@pytest.mark.parametrize("family", ["llama", "phi", "gemma2"])
-@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
-def test_adapters_of_the_head_are_in_the_loss_without_logits(options, family):
-    model = _adapted(options, family=family)
-    expected = Step(model)
-    step = Step(_patch(model))
-    assert step.largest < LOGITS <= expected.largest
-    assert_close(step, expected)
 
 
 def _disabled(model):
@@ -67,7 +38,7 @@ STATES = {"disabled": _disabled, "merged": lambda model: model.merge_adapter(), 
 
 @pytest.mark.parametrize("change", STATES.values(), ids=STATES)
 def test_the_adapters_that_are_active_are_in_the_loss(change):
-    model = _adapted(HEAD)
+    model = adapted(CASES["LoRA"])
     change(model)
     model.get_base_model().get_input_embeddings().weight.requires_grad_(True)
     expected = Step(model)
