@@ -1,7 +1,5 @@
 """Models, gradients and comparisons for the tests of the optimizer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """FusedEmaAdam equals AdamW, or Adam, and the EMA of swa_utils, by all of its kernels."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

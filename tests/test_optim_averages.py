@@ -1,7 +1,5 @@
 """FusedEmaAdam: when the average moves, and how to get it out."""
 
-from __future__ import annotations
-
 import copy
 
 from torch_aclnn_ops.optim import FusedEmaAdam

@@ -1,7 +1,5 @@
 """FusedEmaAdam: calls of one optimizer inside a swap, inside the closure of a step, and in two threads."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """FusedEmaAdam: training resumes from its checkpoints, and with weights that are loaded."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

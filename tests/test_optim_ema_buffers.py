@@ -1,7 +1,5 @@
 """FusedEmaAdam(ema_buffers=...): averages of buffers, such as the statistics of batch norm."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

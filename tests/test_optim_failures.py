@@ -1,7 +1,5 @@
 """FusedEmaAdam after a failure: what a step says and what a swap restores."""
 
-from __future__ import annotations
-
 import itertools
 
 from torch_aclnn_ops.functional import fused_ema_adam

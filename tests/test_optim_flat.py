@@ -1,7 +1,5 @@
 """FusedEmaAdam(flatten=True): contiguous buffers for weights, gradients and states, transparent to other code."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

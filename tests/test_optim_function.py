@@ -1,7 +1,5 @@
 """fused_ema_adam: the step on lists of tensors, and its errors."""
 
-from __future__ import annotations
-
 from torch_aclnn_ops.functional import fused_ema_adam
 from torch_aclnn_ops.optim import FusedEmaAdam
 

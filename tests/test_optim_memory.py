@@ -1,7 +1,5 @@
 """FusedEmaAdam: parameters that share memory, that are replaced, or that have another shape than their states."""
 
-from __future__ import annotations
-
 import copy
 
 from torch_aclnn_ops.optim import FusedEmaAdam

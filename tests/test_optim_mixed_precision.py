@@ -1,7 +1,5 @@
 """FusedEmaAdam with 16-bit parameters and scaled gradients: float32 states, and steps that are skipped."""
 
-from __future__ import annotations
-
 import copy
 
 from torch_aclnn_ops.optim import FusedEmaAdam

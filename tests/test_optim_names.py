@@ -1,7 +1,5 @@
 """FusedEmaAdam: parameter names decide which state of a checkpoint belongs to which parameter."""
 
-from __future__ import annotations
-
 import copy
 import io
 import re

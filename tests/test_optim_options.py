@@ -1,7 +1,5 @@
 """FusedEmaAdam: its state, options and parameter groups."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import warnings

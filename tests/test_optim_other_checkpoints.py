@@ -1,7 +1,5 @@
 """FusedEmaAdam: checkpoints of other optimizers and torch.distributed.checkpoint."""
 
-from __future__ import annotations
-
 import copy
 
 from torch_aclnn_ops.optim import FusedEmaAdam, to_mindspeed_state_dict

@@ -1,7 +1,5 @@
 """FusedEmaAdam.load_state_dict: what is refused, or fails midway, changes nothing; unusual state dicts are loaded."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """FusedEmaAdam: inside a swap the parameters hold their averages, and afterwards their weights again."""
 
-from __future__ import annotations
-
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest

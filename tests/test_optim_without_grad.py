@@ -1,7 +1,5 @@
 """FusedEmaAdam: the averages of parameters that get no gradient, new starts of averages, and wrappers of others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from torch_aclnn_ops.optim import FusedEmaAdam, unwrap

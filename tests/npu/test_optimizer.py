@@ -1,7 +1,5 @@
 """FusedEmaAdam on an NPU: the CPU's results, launches per step, and no wait for the device."""
 
-from __future__ import annotations
-
 from torch_aclnn_ops import disabled, explain, report
 from torch_aclnn_ops.optim import FusedEmaAdam
 
