@@ -76,20 +76,6 @@ def test_decays_computed_on_a_device_equal_those_on_the_host(options, decays):
     assert schedule.decays_at(torch.arange(1, 10)).tolist() == pytest.approx(decays, abs=1e-15)
 
 
-@each_schedule
-@pytest.mark.every_nth_case(6)
-def test_a_compiled_step_follows_the_schedule(options, decays):
-    model, compiled = Weights(), Weights()
-    settings = {"lr": 1e-2, "ema_decay": 0.6, **options}
-    optimizer, compiled_optimizer = (FusedEmaAdam(each.parameters(), **settings) for each in (model, compiled))
-    step = torch.compile(compiled_optimizer.step, fullgraph=True, backend="eager")
-    for i in range(len(decays)):
-        train(model, optimizer, [i])
-        compiled.set_gradients(i)
-        step()
-    assert_all_close(averages_of(compiled, compiled_optimizer), averages_of(model, optimizer), 1e-14)
-
-
 class Network(nn.Module):
     """Has a buffer, tied weights, and a parameter that no gradient reaches."""
 

@@ -275,26 +275,6 @@ def test_a_step_skipped_on_the_device_updates_no_average(flatten):
     assert_all_equal(on_the_cpu(states_of(optimizer)), on_the_cpu(before))
 
 
-@each_flatten
-def test_explain_shows_the_operator_of_a_step(flatten):
-    model = Weights(torch.bfloat16).npu()
-    optimizer = FusedEmaAdam(model.parameters(), flatten=flatten)
-    for _ in range(2):
-        for weight in model.parameters():
-            weight.grad = torch.ones_like(weight)
-        assert explain(optimizer.step) == f"apply_fused_ema_adam_: {OPERATOR}"
-
-
-def test_reset_averages_start_from_the_weights():
-    model = Weights(torch.float32).npu()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=True)
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    optimizer.reset_ema_params()
-    assert_all_equal(on_the_cpu(averages_of(model, optimizer)), on_the_cpu(weights_of(model)))
-
-
 def test_changes_of_parameters_on_the_device_reach_averages_on_the_host():
     param = nn.Parameter(torch.randn(4, dtype=torch.bfloat16, device="npu"))
     optimizer = FusedEmaAdam([param], lr=0.1, ema_decay=0.5)
