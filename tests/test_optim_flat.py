@@ -306,7 +306,16 @@ def _add_group(model, optimizer):
     optimizer.add_param_group({"params": model.other.parameters(), "lr": 0.1})
 
 
-@pytest.mark.parametrize("change", [_move_data, _change_dtype, _replace_a_state, _step_compiled, _add_group])
+def _send_to_a_process(model, optimizer):
+    """Do what a queue of torch.multiprocessing does: move the memory of the tensors that it sends."""
+    for tensor in (*model.state_dict().values(), *states_of(optimizer)):
+        tensor.share_memory_()
+
+
+CHANGES = (_move_data, _change_dtype, _replace_a_state, _send_to_a_process, _step_compiled, _add_group)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_a_program_changes_between_steps_is_noticed(change):
     flat, plain = both()
     for pair in (flat, plain):
@@ -324,6 +333,21 @@ def test_a_parameter_that_is_a_view_of_another_tensor_is_not_flattened():
     part.grad = torch.ones(4)
     optimizer.step()
     assert torch.equal(storage[0], part.detach()) and part.any()
+
+
+@pytest.mark.parametrize("shares_first", [True, False])
+def test_a_parameter_in_shared_memory_stays_there(shares_first):
+    weights = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=True)
+    for is_first in (True, False):
+        if is_first == shares_first:
+            weights[0].share_memory_()
+        place = weights[0].data_ptr()
+        for weight in weights:
+            weight.grad = torch.ones(4)
+        optimizer.step()
+    assert weights[0].data_ptr() == place and weights[0].is_shared() and not weights[1].is_shared()
+    assert torch.equal(*weights)
 
 
 def test_flatten_must_be_a_bool():

@@ -72,7 +72,8 @@ class FlatBuffer:
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
         self._strides = list(map(Tensor.stride, self.params))
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
-        self._addresses = list(map(Tensor.data_ptr, self._grad_views))
+        self._param_addresses = list(map(Tensor.data_ptr, self._param_views))
+        self._grad_addresses = list(map(Tensor.data_ptr, self._grad_views))
         self._placement = placement(self._grad_views)
         self.all_states = states
         self.counts = StepCounts([self.steps])
@@ -97,16 +98,17 @@ class FlatBuffer:
     def takes_params(self) -> bool:
         """Return whether the parameters fit their views, so that they can be copied in."""
         return all(
-            is_plain(param) and (param.shape, param.dtype, param.device) == (view.shape, view.dtype, view.device)
+            is_plain(param)
+            and not _is_shared(param)
+            and (param.shape, param.dtype, param.device) == (view.shape, view.dtype, view.device)
             for param, view in zip(self.params, self._param_views, strict=True)
         )
 
     def moved_params(self) -> list[int]:
         """Return the indices of the parameters that are not views of the buffer."""
-        pairs = enumerate(zip(self.params, self._param_views, strict=True))
-        return [
-            i for i, (param, view) in pairs if param.data_ptr() != view.data_ptr() or param.stride() != view.stride()
-        ]
+        # Not the addresses of the views, whose storages may have moved together with the parameters.
+        places = enumerate(zip(self.params, self._param_addresses, self._strides, strict=True))
+        return [i for i, (param, address, stride) in places if (param.data_ptr(), param.stride()) != (address, stride)]
 
     def has_own_states(self) -> bool:
         """Return whether the states are views of the buffers."""
@@ -120,7 +122,7 @@ class FlatBuffer:
         moved = self.moved_params()
         assigned = [_kept(self.params[i].detach(), self.weights) for i in moved]
         for i, values in zip(moved, assigned, strict=True):
-            self._param_views[i].copy_(values)
+            self._param_views[i] = self._view(self.weights, i).copy_(values)
             self.params[i].data = self._param_views[i]
         if moved and self._cached is not None:
             self._cached.forget_versions()
@@ -153,7 +155,7 @@ class FlatBuffer:
     def _has_moved(self, i: int) -> bool:
         """Return whether a program has changed the view of a gradient itself, as by ``grad.data = ...``."""
         view = self._grad_views[i]
-        return view.data_ptr() != self._addresses[i] or view.stride() != self._strides[i]
+        return view.data_ptr() != self._grad_addresses[i] or view.stride() != self._strides[i]
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
@@ -264,6 +266,11 @@ class FlatBuffer:
             self._cached.record_versions()
 
 
+def _is_shared(param: Tensor) -> bool:
+    """Return whether other processes have the memory of a parameter; that of a device always counts as shared."""
+    return param.is_cpu and param.is_shared()
+
+
 def _kept(values: Tensor, buffer: Tensor) -> Tensor:
     """Return what a program has assigned; a copy if it is in the buffer, where other values are written before."""
     begin = buffer.data_ptr()
@@ -317,10 +324,13 @@ class FlatGroup:
 def can_flatten(param: Tensor) -> bool:
     """Return whether a parameter can be moved into a buffer.
 
-    It cannot if it has no memory, belongs to FSDP1, which keeps views of it, or is a part of a larger storage.
+    It cannot if it has no memory, belongs to FSDP1, which keeps views of it, is a part of a larger storage, or is in
+    shared memory, which other processes read.
     """
     if not is_plain(param) or is_in_fsdp1_unit(param) or param.numel() == 0 or param.layout != torch.strided:
         return False
     if not param.is_floating_point() or param.is_meta or not (param.requires_grad or param.grad is not None):
+        return False
+    if _is_shared(param):
         return False
     return param.untyped_storage().nbytes() == param.nbytes and is_dense(param)
