@@ -9,63 +9,37 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-BATCH, TOKENS, CLASSES = 2, 64, 512
+from tests._tiny_configs import CLASSES, tiny
+
+BATCH, TOKENS = 2, 64
 LOGITS = BATCH * TOKENS * CLASSES
 # Fewer than a step's rows, so that kernels which take all rows at once would show.
 CHUNK = 16
-
-_SIZES = {
-    "vocab_size": CLASSES,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 # By model_type: what a tiny configuration has besides the sizes.
 FAMILIES = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
-    "qwen3_moe": {**_EXPERTS, "output_router_logits": True},
+    "qwen3_moe": {"output_router_logits": True},
     "mistral": {},
-    "mixtral": {"num_local_experts": 4, "output_router_logits": True},
-    "gemma2": {"final_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
-    "gemma3_text": {"final_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
+    "mixtral": {"output_router_logits": True},
+    "gemma2": {"final_logit_softcapping": 0.5},
+    "gemma3_text": {"final_logit_softcapping": 0.5},
     "phi": {},  # whose head has a bias
     "phi3": {},
-    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "gpt2": {},
     "olmo2": {},
     "granite": {"logits_scaling": 3.0},
     "cohere": {"logit_scale": 0.3},
-    "deepseek_v3": {
-        **_EXPERTS,
-        "n_routed_experts": 4,
-        "n_group": 2,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "num_key_value_heads": 2,
-        "q_lora_rank": 8,
-        "kv_lora_rank": 8,
-        "head_dim": 4,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 4,
-        "v_head_dim": 8,
-    },
+    "deepseek_v3": {},
 }
 
 
 def make(family: str = "llama", **options: object) -> transformers.PreTrainedModel:
     """Return a model in training mode, always with the same weights."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **{**_SIZES, **FAMILIES[family], **options})
+    config = tiny(transformers.CONFIG_MAPPING[family], **{**FAMILIES[family], **options})
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # the logits of new models are too small for a softcap to matter
