@@ -43,7 +43,7 @@ REQUIREMENTS = (
     ),
     (
         "host-npu/csrc/opapi/{operator}.cpp",
-        r"^aclnnStatus {cann}\(",
+        r"^HOST_NPU_PHASE_TWO\({cann}, ",
         "write the simulated {cann}, from CANN's documents",
     ),
     (
