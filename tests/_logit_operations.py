@@ -6,7 +6,8 @@ from typing import Any
 
 from torch_aclnn_ops._tensors import map_nested
 from torch_aclnn_ops.integrations import _lazy_heads
-from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, Materializations, materialized
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
+from torch_aclnn_ops.integrations._materializations import Materializations
 
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,7 @@
 """A frozen head with trained adapters: its loss needs neither the logits nor a gradient or a copy of the head."""
 
 from torch_aclnn_ops.integrations import _lazy_heads
-from torch_aclnn_ops.integrations._lazy_logits import Materializations
+from torch_aclnn_ops.integrations._materializations import Materializations
 
 import pytest
 import torch

@@ -1,15 +1,21 @@
-"""Public names and their signatures, as tests/public_api.txt states them: a line is a promise to users.
+"""Public names and their signatures, and names in pickles, as tests/public_api.txt states them: promises to users.
 
 ``python -m tests.test_public_api`` writes the file; what it changes belongs into the changelog.
 """
 
 import importlib
 import inspect
+import pickle
+import pickletools
 from pathlib import Path
 
-from torch_aclnn_ops import ops
+from torch_aclnn_ops import functional, ops, optim, patch
+from torch_aclnn_ops.integrations.transformers import patch_model
 
 import pytest
+import torch
+
+from tests._language_models import make
 
 FILE = Path(__file__).with_name("public_api.txt")
 STATED = FILE.read_text().splitlines()
@@ -30,11 +36,26 @@ def _signature(name: str, value: object) -> str:
 
 
 def _lines(module: str) -> list[str]:
-    """Return the lines of a module: its names with their signatures, or the schemas of the raw operators."""
+    """Return the lines of a module: its names with their signatures; or schemas, or private names in pickles."""
     if module == "schemas":
         return [str(getattr(ops, name).overload._schema) for name in sorted(ops.__all__)]
+    if module == "names in pickles":
+        return _names_in_pickles()
     found = importlib.import_module(module)
     return [_signature(name, getattr(found, name)) for name in sorted(found.__all__)]
+
+
+def _names_in_pickles() -> list[str]:
+    """Return the names that a release needs to load what this one has pickled."""
+    model = patch_model(make())
+    with patch(adamw=True):
+        optimizers = torch.optim.AdamW(model.parameters()), optim.FusedEmaAdam(model.parameters(), ema_buffers=model)
+    rows, labels = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+    output = functional.linear_cross_entropy(rows, rows, labels, outputs=["logsumexp"])
+    # In protocol 2, as torch.save writes it, each name is one argument.
+    operations = pickletools.genops(pickle.dumps((model, optimizers, output), protocol=2))
+    names = {argument.replace(" ", ".") for one, argument, _ in operations if one.name == "GLOBAL"}
+    return sorted(name for name in names if name.startswith("torch_aclnn_ops."))
 
 
 @pytest.mark.parametrize("module", MODULES)

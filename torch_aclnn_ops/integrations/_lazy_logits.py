@@ -1,8 +1,6 @@
-"""Lazy logits: what the head of a patched model returns in training, and the record of what needed them."""
+"""Lazy logits: what the head of a patched model returns in training."""
 
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
@@ -10,6 +8,7 @@ from torch_aclnn_ops._tensors import leaves, map_nested
 from torch_aclnn_ops.integrations import _lazy_operations
 from torch_aclnn_ops.integrations._lazy_operations import METHODS, NAMES, VIEWS, LogProbabilities
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
+from torch_aclnn_ops.integrations._materializations import Materializations
 
 import torch
 from torch import Tensor
@@ -21,48 +20,6 @@ _METADATA = frozenset(
 )
 _OF_DEVICE = frozenset("is_cpu is_cuda is_npu is_xpu is_mps is_meta get_device".split())
 _GRADIENTS = frozenset("register_hook retain_grad register_post_accumulate_grad_hook grad_fn".split())
-CURE = "use torch.nn.functional.cross_entropy of whole rows of the logits, or unpatch_model"
-
-
-@dataclass
-class Materializations:
-    """Counts of the lazy logits of a forward pass, and of the losses that did not materialize them.
-
-    Attributes:
-        heads: the number of calls of linear layers that returned lazy logits.
-        losses: the number of losses that were computed without logits.
-        operation: the first operation that materialized logits before a loss, if any.
-        is_told: whether the user was warned that the patch saves no memory.
-        is_seen: whether the hooks of the model run in this forward pass.
-        eval_logits: whether evaluation returns logits beside a loss.
-        is_lazy_without_labels: whether training returns lazy logits if there is no loss beside them.
-        is_without_logits: whether this forward pass is an evaluation that does not.
-    """
-
-    heads: int = 0
-    losses: int = 0
-    operation: str | None = None
-    is_told: bool = False
-    is_seen: bool = False
-    eval_logits: bool = True
-    is_lazy_without_labels: bool = False
-    is_without_logits: bool = False
-
-    def begin(self) -> None:
-        """Reset the counts for a new forward pass."""
-        self.heads, self.losses, self.operation = 0, 0, None
-
-    def add(self, operation: str) -> None:
-        """Record an operation that materializes logits."""
-        if self.operation is None and not self.losses:
-            self.operation = operation
-            if not self.is_seen and not self.is_told:
-                self.is_told = True
-                warnings.warn(
-                    f"patch_model: {operation} materializes the logits of all tokens, so this loss saves no memory;"
-                    f" {CURE}",
-                    stacklevel=2,
-                )
 
 
 class LazyLogits:

@@ -9,8 +9,15 @@ from torch_aclnn_ops._checks import check_bool, check_memory
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.private import ddp_searches_outputs
 from torch_aclnn_ops.integrations import _lazy_heads
-from torch_aclnn_ops.integrations._lazy_heads import IN_WRAPPER, NO_LABELS, PATCH, warn, warn_of_reason
-from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, Materializations, materialized
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
+from torch_aclnn_ops.integrations._materializations import (
+    IN_WRAPPER,
+    NO_LABELS,
+    PATCH,
+    Materializations,
+    warn,
+    warn_of_reason,
+)
 
 import torch
 from torch import nn

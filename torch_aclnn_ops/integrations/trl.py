@@ -13,7 +13,7 @@ from torch_aclnn_ops._checks import check_memory
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._tensors import is_autocast_on, is_dtensor, is_plain
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import OutputName
-from torch_aclnn_ops.integrations._lazy_heads import PATCH
+from torch_aclnn_ops.integrations._materializations import PATCH
 
 import torch
 from torch import Tensor, nn
