@@ -156,7 +156,8 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
+        given = {name: value for name, value in dict(locals()).items() if name not in ("self", "__class__")}
         name = "LinearCrossEntropyLoss"
         check_options(name, given)
         check_numbers(name, softcap=softcap, lse_square_scale=lse_square_scale)
@@ -252,7 +253,8 @@ class LinearKLDivLoss(torch.nn.Module):
         chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
+        given = {name: value for name, value in dict(locals()).items() if name not in ("self", "__class__")}
         check_choice("LinearKLDivLoss", "divergence", divergence, get_args(Divergence))
         check_beta("LinearKLDivLoss", divergence, beta)
         if vocab_size is not None:

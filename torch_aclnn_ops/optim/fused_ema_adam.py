@@ -131,7 +131,8 @@ class FusedEmaAdam(EmaOptimizer):
         flatten: bool = False,
         ema_buffers: nn.Module | None = None,
     ) -> None:
-        defaults = {name: value for name, value in locals().items() if name not in _OTHER_ARGUMENTS}
+        # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
+        defaults = {name: value for name, value in dict(locals()).items() if name not in _OTHER_ARGUMENTS}
         options_of(defaults)
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
