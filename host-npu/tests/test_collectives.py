@@ -1,4 +1,4 @@
-"""Collectives of simulated NPUs: results of gloo's on CPUs, and how they end where ranks disagree, wait or die."""
+"""Collectives of simulated NPUs: their results, and how they end where ranks disagree, wait or die."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests import collectives
 
 # The program `python -m tests.collectives` makes 10,000 calls, in groups of 1 to 4 ranks.
 @pytest.mark.parametrize(("world_size", "devices"), [(2, 1), pytest.param(3, 4, marks=pytest.mark.exhaustive)])
-def test_random_collectives_have_the_results_of_gloo(world_size, devices):
+def test_random_collectives_have_the_results_of_their_definition(world_size, devices):
     found = testing.run(collectives.compare, world_size, 0, 150, device="npu", devices=devices)
     assert [difference for _, differences in found for difference in differences] == []
     assert all(found[0][0][name] for name in collectives.COLLECTIVES)
