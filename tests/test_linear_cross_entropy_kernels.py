@@ -5,7 +5,7 @@ from functools import partial
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import LOSS, statistics
-from torch_aclnn_ops.ops import _head
+from torch_aclnn_ops.ops import _chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Coefficients
 
 import pytest
@@ -186,7 +186,7 @@ def test_max_memory_too_small_for_a_row_of_logits_raises_without_gradients_too(d
 @pytest.mark.parametrize("rows", [40, 9 * 64])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_bfloat16_is_as_exact_with_native_instructions_as_without(monkeypatch, units, rows, reduction):
-    monkeypatch.setattr(_head, "chip_has_bfloat16_units", lambda: units)
+    monkeypatch.setattr(_chunks, "chip_has_bfloat16_units", lambda: units)
     make = Maker(torch.bfloat16)
     input, head = make.normal(rows, 64).requires_grad_(), make.normal(300, 64).requires_grad_()
     target = make.index(300, rows)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from torch_aclnn_ops import _cpu_extension, explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops import _head
+from torch_aclnn_ops.ops import _chunks
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests._cpu_kernels import HAS_UNITS, needs_units
 
 @pytest.fixture
 def every_product_is_large(monkeypatch):
-    monkeypatch.setattr(_head, "_FEWEST_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(_chunks, "_FEWEST_MULTIPLICATIONS", 1)
 
 
 class _Calls(TorchDispatchMode):
@@ -94,7 +94,7 @@ def test_large_products_in_chunks_and_blocks_are_as_exact_as_small_ones(monkeypa
     options = {name: one.to(dtype) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
     results = []
     for fewest in (1, 2**62):
-        monkeypatch.setattr(_head, "_FEWEST_MULTIPLICATIONS", fewest)
+        monkeypatch.setattr(_chunks, "_FEWEST_MULTIPLICATIONS", fewest)
         loss = ours.linear_cross_entropy(input, head, target, **options)
         results.append((loss, *torch.autograd.grad(loss.sum(), (input, head))))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=1e-6)

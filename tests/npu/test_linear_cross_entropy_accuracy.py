@@ -3,7 +3,7 @@
 import math
 
 from torch_aclnn_ops.functional import linear_cross_entropy
-from torch_aclnn_ops.ops._head import IGNORED
+from torch_aclnn_ops.ops._chunks import IGNORED
 from torch_aclnn_ops.ops.linear_cross_entropy import fused
 from torch_aclnn_ops.ops.linear_cross_entropy.call import ELSEWHERE, Call, combine
 

@@ -31,7 +31,7 @@ from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import fast_apply, in_forward_ad, is_legacy_batchedtensor
 from torch_aclnn_ops.functional._head.loss import HEAD_TENSORS, HeadLoss, HeadOperator
-from torch_aclnn_ops.ops._head import Results
+from torch_aclnn_ops.ops._chunks import Results
 
 import torch
 from torch import Tensor

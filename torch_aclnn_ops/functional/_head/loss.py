@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
 from torch_aclnn_ops._tensors import accumulation_dtype
-from torch_aclnn_ops.ops._head import HeadGradients, Results
+from torch_aclnn_ops.ops._chunks import HeadGradients, Results
 
 import torch
 from torch import Tensor

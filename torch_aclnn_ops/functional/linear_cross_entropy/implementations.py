@@ -36,7 +36,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.statistics import (
     shared_vocabulary,
     statistics,
 )
-from torch_aclnn_ops.ops._head import IGNORED
+from torch_aclnn_ops.ops._chunks import IGNORED
 from torch_aclnn_ops.ops.linear_cross_entropy import why_not_classes
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced, fused_gradients_of_losses, fused_losses

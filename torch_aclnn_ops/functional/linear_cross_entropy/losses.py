@@ -8,7 +8,7 @@ from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode
 from torch_aclnn_ops.functional._head.arguments import rows_to_labels
-from torch_aclnn_ops.ops._head import IGNORED
+from torch_aclnn_ops.ops._chunks import IGNORED
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Coefficients, Statistics, cross_entropies, z_losses
 
 import torch

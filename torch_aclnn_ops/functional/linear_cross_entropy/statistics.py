@@ -24,7 +24,7 @@ from torch_aclnn_ops.functional._head.shards import (
     raise_if_compiled_transform,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
-from torch_aclnn_ops.ops._head import IGNORED, HeadGradients, Results
+from torch_aclnn_ops.ops._chunks import IGNORED, HeadGradients, Results
 from torch_aclnn_ops.ops.linear_cross_entropy.call import (
     ELSEWHERE,
     NUMBERS,

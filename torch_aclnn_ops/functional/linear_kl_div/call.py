@@ -10,7 +10,7 @@ from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, 
 from torch_aclnn_ops.functional._head.arguments import check_constant, flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.ops import _tiling as tiling
-from torch_aclnn_ops.ops._head import has_bfloat16_units
+from torch_aclnn_ops.ops._chunks import has_bfloat16_units
 from torch_aclnn_ops.ops._tiling import Sizes, Tiling
 
 import torch

@@ -18,7 +18,15 @@ from torch_aclnn_ops.functional.linear_kl_div.formula import (
     log_probabilities_with_rest,
     losses_and_slopes,
 )
-from torch_aclnn_ops.ops._head import Head, HeadGradients, KeptRows, Results, blocks_of, logits_buffer, reduce_in_chunks
+from torch_aclnn_ops.ops._chunks import (
+    Head,
+    HeadGradients,
+    KeptRows,
+    Results,
+    blocks_of,
+    logits_buffer,
+    reduce_in_chunks,
+)
 from torch_aclnn_ops.ops._tiling import Tiling, rows_of_block
 
 import torch

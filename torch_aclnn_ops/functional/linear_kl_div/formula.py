@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch_aclnn_ops._checks import Divergence
 from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops.functional.linear_kl_div.call import Call
-from torch_aclnn_ops.ops._head import IGNORED
+from torch_aclnn_ops.ops._chunks import IGNORED
 
 import torch
 from torch import Tensor

@@ -13,7 +13,7 @@ from torch_aclnn_ops.functional._head.shards import VocabularyShards, gather_con
 from torch_aclnn_ops.functional.linear_kl_div.call import NAME, Call, check_classes, check_labels
 from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_in_chunks
 from torch_aclnn_ops.functional.linear_kl_div.formula import losses_of_rows
-from torch_aclnn_ops.ops._head import IGNORED, HeadGradients, Results
+from torch_aclnn_ops.ops._chunks import IGNORED, HeadGradients, Results
 
 import torch
 from torch import Tensor

@@ -7,13 +7,13 @@ from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._checks import NON_NEGATIVE, OPTIONAL_POSITIVE, POSITIVE, check_number
 from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.ops import _tiling as tiling
-from torch_aclnn_ops.ops._head import has_bfloat16_units
+from torch_aclnn_ops.ops._chunks import has_bfloat16_units
 from torch_aclnn_ops.ops._tiling import Sizes, Tiling
 
 import torch
 from torch import Tensor
 
-# The target of a row whose class is in another shard; that of an ignored row is ``_head.IGNORED``.
+# The target of a row whose class is in another shard; that of an ignored row is ``_chunks.IGNORED``.
 ELSEWHERE = -2
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch_aclnn_ops.ops._head import IGNORED
+from torch_aclnn_ops.ops._chunks import IGNORED
 from torch_aclnn_ops.ops._tiling import slices
 from torch_aclnn_ops.ops.linear_cross_entropy import (
     fused_cross_entropy_loss_with_max_sum,

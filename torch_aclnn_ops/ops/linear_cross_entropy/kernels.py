@@ -8,7 +8,7 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops._tensors import widen, without_autocast
-from torch_aclnn_ops.ops._head import (
+from torch_aclnn_ops.ops._chunks import (
     IGNORED,
     Head,
     HeadGradients,

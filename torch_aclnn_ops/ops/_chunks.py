@@ -1,4 +1,4 @@
-"""The head of a loss: matrix products with it, chunk by chunk, of the rows that are not ignored."""
+"""The logits of a loss on a head, chunk by chunk: matrix products, and the rows that are not ignored."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
