@@ -1,15 +1,12 @@
 """The Trainer of transformers with EmaCallback, for adapters of PEFT."""
 
-from torch_aclnn_ops.integrations.transformers import EmaCallback
-from torch_aclnn_ops.optim import FusedEmaAdam
-
 import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Trainer, TrainingArguments
 
-from tests._language_models import batch, make
+from tests._language_models import make
+from tests.test_hf_trainer import make_trainer
 
 STEPS = 4
 CONFIGS = {
@@ -28,19 +25,8 @@ def adapted(kind):
 
 
 def trainer_of(kind, folder, **arguments):
-    rows = [{name: one[0] for name, one in batch(seed).items()} for seed in range(2 * STEPS)]
-    steps = {"max_steps": STEPS, "save_steps": STEPS // 2, **arguments}
-    trainer = Trainer(
-        adapted(kind),
-        TrainingArguments(
-            str(folder), per_device_train_batch_size=2, report_to=[], disable_tqdm=True, use_cpu=True, **steps
-        ),
-        train_dataset=rows,
-        eval_dataset=rows[:2],
-        optimizer_cls_and_kwargs=(FusedEmaAdam, {"lr": 0.1, "ema_decay": 0.5}),
-    )
-    trainer.add_callback(EmaCallback(trainer))
-    return trainer
+    steps = {"max_steps": STEPS, "save_steps": STEPS // 2, "eval_strategy": "no"}
+    return make_trainer(folder, adapted(kind), **{**steps, **arguments})
 
 
 def trained(model):

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import Trainer, TrainingArguments
 
 from tests._language_models import CHUNK, FAMILIES, LOGITS, Largest, batch, make
+from tests.test_hf_trainer import make_trainer
 from tests.test_transformers_adapters import CASES, adapted
 
 
@@ -119,22 +119,17 @@ def test_an_adapter_that_bypasses_the_head_is_warned_of():
     torch.testing.assert_close(output.loss, expected.loss)
 
 
-def _trainer(folder, model, **options):
-    rows = [{name: one[row] for name, one in batch(seed).items()} for seed in range(3) for row in range(2)]
-    arguments = {"per_device_eval_batch_size": 2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
-    return Trainer(model, TrainingArguments(str(folder), **arguments), eval_dataset=rows, **options)
-
-
 def test_a_trainer_evaluates_without_logits(tmp_path):
-    expected = _trainer(tmp_path, make()).evaluate()["eval_loss"]
-    trainer, largest = _trainer(tmp_path, _patch(make())), Largest()
+    expected = make_trainer(tmp_path, make(), average=False).evaluate()["eval_loss"]
+    trainer, largest = make_trainer(tmp_path, _patch(make()), average=False), Largest()
     with largest:
         found = trainer.evaluate()["eval_loss"]
     assert found == pytest.approx(expected, rel=2e-5) and largest.elements < LOGITS
 
 
 def test_a_trainer_with_metrics_gets_no_predictions(tmp_path):
-    trainer = _trainer(tmp_path, _patch(make()), compute_metrics=lambda given: {"size": len(given.predictions)})
+    trainer = make_trainer(tmp_path, _patch(make()), average=False)
+    trainer.compute_metrics = lambda given: {"size": len(given.predictions)}
     assert trainer.evaluate()["eval_size"] == 0
 
 
