@@ -308,7 +308,7 @@ def _add_group(model, optimizer):
 
 def _send_to_a_process(model, optimizer):
     """Do what a queue of torch.multiprocessing does: move the memory of the tensors that it sends."""
-    for tensor in (*model.state_dict().values(), *states_of(optimizer)):
+    for tensor in model.state_dict().values():
         tensor.share_memory_()
 
 
