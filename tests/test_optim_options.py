@@ -26,12 +26,7 @@ from tests._optim import (
 )
 
 # Keys of parameter groups that torch's schedulers and other libraries add, or that programs choose.
-KEYS = (
-    "initial_lr max_lr min_lr base_lr swa_lr base_momentum max_momentum name names group_name lr_scale lr_mult wd_mult"
-    " decay_mult weight_decay_mult base_weight_decay initial_weight_decay is_decay no_decay use_decay wd layer_id rho"
-    " adaptive alpha use_muon beta3 step d k mode is_expert_parallel is_decoupled_lr warmup_steps train_mode is_lora"
-    " ema_dcay"
-).split()
+KEYS = "initial_lr max_lr swa_lr base_momentum name names lr_scale wd_mult no_decay wd rho beta3 step ema_dcay".split()
 LACKING = ("foreach", "fused", "capturable", "amsgrad", "differentiable")
 
 

@@ -53,10 +53,11 @@ def assert_same(replayed, plain):
     assert_all_close(*weights, 1e-6)
 
 
+@pytest.mark.parametrize("warmup_after", [None, "ratio"])
 @pytest.mark.parametrize(
     ("flatten", "only_first"), [(True, False), (False, False), (False, True)], ids=["flattened", "all", "one of three"]
 )
-def test_replays_and_the_steps_after_them_continue_the_step_counts(flatten, only_first):
+def test_replays_and_the_steps_after_them_continue_the_step_counts(flatten, only_first, warmup_after):
     replayed, plain = Training(flatten), Training(flatten)
     for training in (replayed, plain):
         training.step(BEFORE)
@@ -65,6 +66,7 @@ def test_replays_and_the_steps_after_them_continue_the_step_counts(flatten, only
         graph.replay()
     plain.step(REPLAYS, only_first)
     for training in (replayed, plain):
+        training.optimizer.param_groups[0]["ema_warmup"] = warmup_after
         training.step(AFTER)
     steps = [int(plain.optimizer.state[weight]["step"]) for weight in plain.weights]
     assert steps == [12, *([5, 5] if only_first else [12, 12])]
@@ -81,21 +83,6 @@ def test_a_captured_step_must_have_a_constant_decay(options, flatten):
     with pytest.raises(RuntimeError, match=rf"must have a constant EMA decay.* group 0 has .*{name}={value!r}"):
         training.captured()
     assert_all_close([weight.detach() for weight in training.weights], before, 0)
-
-
-@each_flatten
-def test_a_schedule_that_begins_after_a_capture_counts_the_replays(flatten):
-    replayed, plain = Training(flatten), Training(flatten)
-    for training in (replayed, plain):
-        training.step(BEFORE)
-    graph = replayed.captured()
-    for _ in range(REPLAYS):
-        graph.replay()
-    plain.step(REPLAYS)
-    for training in (replayed, plain):
-        training.optimizer.param_groups[0]["ema_warmup"] = "ratio"
-        training.step(AFTER)
-    assert_same(replayed, plain)
 
 
 def test_replays_of_a_compiled_step_continue_the_schedule():
