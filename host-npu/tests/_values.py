@@ -1,7 +1,11 @@
 """Numbers for operators, and how near to float64's the results are."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 # One rounding, relative.
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 1.01 * 2**-11, torch.bfloat16: 1.01 * 2**-8}
@@ -13,6 +17,16 @@ DTYPES = pytest.mark.parametrize("dtype", _ROUNDING, ids=str)
 def random(shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
     """Return numbers between two bounds."""
     return torch.empty(shape).uniform_(low, high).to(dtype)
+
+
+def moved(values: Any) -> Any:
+    """Return values with their tensors on the device."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.npu(), values)
+
+
+def called(function: Callable[..., Any], *arguments: object, **options: object) -> Any:
+    """Return what a function returns for tensors on the device."""
+    return function(*moved(arguments), **moved(options))
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests._aclnn import DType, Ints, Scalar, call, phase_one
+from tests._values import moved
 
 _CUBE = ctypes.c_int8(0)
 _MEAN, _SUM = 1, 2
@@ -281,7 +282,7 @@ _CASTS = {
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=str)
 @pytest.mark.parametrize("name", _CASTS)
 def test_an_output_that_torch_does_not_cast_to_is_refused(name, dtype):
-    arguments = [each.npu() if isinstance(each, torch.Tensor) else each for each in _CASTS[name]]
+    arguments = moved(_CASTS[name])
     cube = [_CUBE] * (name in ("aclnnMm", "aclnnMatmul"))
     out = torch.empty(2, 3, dtype=dtype, device="npu")
     status, message, _ = phase_one(name, torch.ones(2, 3).npu(), *arguments, out, *cube)

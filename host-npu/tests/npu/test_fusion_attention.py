@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch_npu
-from tests._values import DTYPES, assert_near, backward
+from tests._values import DTYPES, assert_near, backward, called
 from torch import Tensor
 
 _TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
@@ -207,9 +207,9 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
 )
 def test_what_is_not_computed_is_refused_at_the_call(options, sentence):
     query = torch.randn(1, _HEADS, 6, 16).npu()
-    options = {name: value.npu() if isinstance(value, Tensor) else value for name, value in options.items()}
+    options = {"head_num": _HEADS, "input_layout": "BNSD"} | options
     with pytest.raises(RuntimeError, match=sentence):
-        torch_npu.npu_fusion_attention(query, query, query, **{"head_num": _HEADS, "input_layout": "BNSD", **options})
+        called(torch_npu.npu_fusion_attention, query, query, query, **options)
     assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
 
 

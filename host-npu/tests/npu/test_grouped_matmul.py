@@ -3,24 +3,18 @@
 import pytest
 import torch
 import torch_npu
+from tests._values import called
 
 _SIZES = (3, 0, 5)
 _ONE_GROUP = torch.tensor([3])
 _LISTS = {0: [3, 3, 8], 1: [3, 0, 5], 2: [[0, 3], [2, 5], [1, 0]]}
 
 
-def _on_npu(value):
-    if isinstance(value, list):
-        return [_on_npu(each) for each in value]
-    return value.npu() if isinstance(value, torch.Tensor) else value
-
-
 def _multiplied(x, weight, **options):
     """Return the product of groups of rows, by default those of _SIZES, with a matrix each."""
     x, weight = (each if isinstance(each, list) else [each] for each in (x, weight))
     rows = {"group_list": torch.tensor(_LISTS[0]), "group_type": 0, "split_item": 3}
-    options = {name: _on_npu(value) for name, value in (rows | options).items()}
-    [result] = torch_npu.npu_grouped_matmul(_on_npu(x), _on_npu(weight), **options)
+    [result] = called(torch_npu.npu_grouped_matmul, x, weight, **(rows | options))
     return result
 
 
@@ -34,13 +28,8 @@ def _close(actual, expected, units=1.0):
 def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item):
     x, weights = torch.randn(8, 4), [torch.randn(4, 6) for _ in range(3)]
     biases = [torch.randn(6) for _ in weights]
-    results = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [each.npu() for each in weights],
-        bias=[each.npu() for each in biases],
-        group_list=[3, 3, 8],
-        split_item=split_item,
-    )
+    options = {"bias": biases, "group_list": [3, 3, 8], "split_item": split_item}
+    results = called(torch_npu.npu_grouped_matmul, [x], weights, **options)
     expected = [
         rows.double() @ weight.double() + bias.double()
         for rows, weight, bias in zip(x.split([3, 0, 5]), weights, biases, strict=True)

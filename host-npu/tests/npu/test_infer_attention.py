@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch_npu
-from tests._values import assert_near
+from tests._values import assert_near, called
 from torch import Tensor
 
 _TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
@@ -35,27 +35,21 @@ def _inputs(heads_of_keys: int, dtype: torch.dtype = torch.float16, queries: int
     return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
 
 
-def _moved(values: dict[str, object]) -> dict[str, object]:
-    return {name: value.npu() if isinstance(value, Tensor) else value for name, value in values.items()}
-
-
 def _prompt(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, None]:
-    options = _moved({"num_heads": _HEADS, "scale_value": _SCALE, "input_layout": input_layout} | options)
-    return torch_npu.npu_prompt_flash_attention(*[each.npu() for each in inputs], **options), None
+    options = {"num_heads": _HEADS, "scale_value": _SCALE, "input_layout": input_layout} | options
+    return called(torch_npu.npu_prompt_flash_attention, *inputs, **options), None
 
 
 def _fused(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, Tensor]:
-    options = _moved({"num_heads": _HEADS, "scale": _SCALE, "input_layout": input_layout} | options)
-    return torch_npu.npu_fused_infer_attention_score(*[each.npu() for each in inputs], softmax_lse_flag=True, **options)
+    options = {"num_heads": _HEADS, "scale": _SCALE, "input_layout": input_layout} | options
+    return called(torch_npu.npu_fused_infer_attention_score, *inputs, softmax_lse_flag=True, **options)
 
 
 def _fused_v2(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, Tensor]:
     names = {"actual_seq_lengths": "actual_seq_qlen", "actual_seq_lengths_kv": "actual_seq_kvlen"}
     options = {names.get(name, name): value for name, value in options.items()}
-    options = _moved({"num_query_heads": _HEADS, "softmax_scale": _SCALE, "input_layout": input_layout} | options)
-    return torch_npu.npu_fused_infer_attention_score_v2(
-        *[each.npu() for each in inputs], return_softmax_lse=True, **options
-    )
+    options = {"num_query_heads": _HEADS, "softmax_scale": _SCALE, "input_layout": input_layout} | options
+    return called(torch_npu.npu_fused_infer_attention_score_v2, *inputs, return_softmax_lse=True, **options)
 
 
 _OF_MANY = pytest.mark.parametrize("operator", [_prompt, _fused, _fused_v2])
@@ -68,7 +62,7 @@ _FUSED = pytest.mark.parametrize("operator", [_fused, _fused_v2])
 def test_each_layout_takes_shared_heads(operator, layout, heads_of_keys):
     inputs = _inputs(heads_of_keys)
     result, lse = operator(
-        *[_LAYOUTS[layout](each).contiguous().npu() for each in inputs],
+        *[_LAYOUTS[layout](each).contiguous() for each in inputs],
         input_layout=layout,
         num_key_value_heads=heads_of_keys,
     )
@@ -144,7 +138,7 @@ def test_packed_sequences_attend_to_themselves_only(operator, mode, lengths):
     query = torch.randn(sum(queries), _HEADS, 16).half()
     key, value = (torch.randn(sum(keys), 2, 16).half() for _ in range(2))
     result, lse = operator(
-        *[each.npu() for each in (query, key, value)],
+        *(query, key, value),
         input_layout="TND",
         num_key_value_heads=2,
         atten_mask=_TRIANGLE if mode else None,
@@ -196,8 +190,8 @@ def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:
 def test_a_block_table_says_where_keys_are(operator, form, queries):
     inputs, table = _inputs(2, queries=queries), torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
     result, _ = operator(
-        inputs[0].npu(),
-        *[_blocks(each, table, form).npu() for each in inputs[1:]],
+        inputs[0],
+        *[_blocks(each, table, form) for each in inputs[1:]],
         num_key_value_heads=2,
         block_table=table,
         block_size=4,
@@ -213,8 +207,8 @@ def test_packed_queries_take_a_block_table_with_a_length_each(operator):
     inputs, table = _inputs(2), torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
     query = torch.cat([inputs[0][0, :, :1], inputs[0][1]], 1).transpose(0, 1)
     result, _ = operator(
-        query.contiguous().npu(),
-        *[_blocks(each, table, "heads joined").npu() for each in inputs[1:]],
+        query.contiguous(),
+        *[_blocks(each, table, "heads joined") for each in inputs[1:]],
         input_layout="TND",
         num_key_value_heads=2,
         block_table=table,
@@ -273,16 +267,15 @@ def test_heads_of_several_queries_are_multiples_of_16(operator):
     query, keys = torch.randn(2, _HEADS, 3, 24).half(), torch.randn(2, _HEADS, _KEYS, 24).half()
     with pytest.raises(RuntimeError, match=r"query of shape \[2, 4, 3, 24\] has heads of 24 elements; CANN takes mul"):
         operator(query, keys, keys)
-    result, _ = operator(*[each.npu() for each in (query[:, :, :1], keys, keys)])
+    result, _ = operator(query[:, :, :1], keys, keys)
     assert result.shape == (2, _HEADS, 1, 24)
 
 
 @_FUSED
 def test_the_sparse_mode_of_one_query_has_no_effect_without_a_mask(operator):
     query, keys = torch.randn(2, _HEADS, 1, 16).half(), torch.randn(2, _HEADS, _KEYS, 16).half()
-    inputs = [each.npu() for each in (query, keys, keys)]
-    expected, _ = operator(*inputs)
-    result, _ = operator(*inputs, sparse_mode=3)
+    expected, _ = operator(query, keys, keys)
+    result, _ = operator(query, keys, keys, sparse_mode=3)
     assert result.equal(expected)
 
 
@@ -300,17 +293,15 @@ def test_the_sparse_mode_of_one_query_has_no_effect_without_a_mask(operator):
     ids=["no mask", "a layout", "heads", "heads of keys", "lengths", "a block table without lengths"],
 )
 def test_what_is_not_computed_is_refused_at_the_call(operator, options, sentence):
-    inputs = [each.npu() for each in _inputs(4)]
-    options = {name: value.npu() if isinstance(value, Tensor) else value for name, value in options.items()}
     with pytest.raises(RuntimeError, match=sentence):
-        operator(*inputs, **{"input_layout": "BNSD", **options})
+        operator(*_inputs(4), **options)
     assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["quant_scale2", "dequant_scale1", "key_antiquant_scale", "kv_padding_size"])
 def test_quantization_and_padding_are_refused_at_the_call(name):
     with pytest.raises(RuntimeError, match="without (quantization|padding sizes) only"):
-        _fused(*[each.npu() for each in _inputs(4)], input_layout="BNSD", **{name: torch.ones(1).npu()})
+        _fused(*_inputs(4), **{name: torch.ones(1)})
 
 
 def _half(shape: tuple[int, ...]) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch_npu
+from tests._values import moved
 from torch import Tensor
 
 _HIDDEN, _QUERY_RANK, _KEY_RANK, _HEADS, _SIZE, _ROPE = 1024, 1536, 512, 2, 128, 64
@@ -210,4 +211,4 @@ _REFUSED = {
 def test_other_arguments_are_refused(case):
     change, options, sentence = _REFUSED[case]
     with pytest.raises(RuntimeError, match=sentence):
-        _with(change, **{name: x.npu() if isinstance(x, Tensor) else x for name, x in options.items()})
+        _with(change, **moved(options))

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_npu
 from tests._aclnn import phase_one
+from tests._values import called
 
 _TOKENS, _INNER, _OUTER = 5, 32, 12
 
@@ -27,9 +28,7 @@ def _close(actual, expected):
 def test_sums_are_exact():
     x1, x2 = _matrices()
     bias = torch.randint(-1000, 1000, (_OUTER,), dtype=torch.int32)
-    result = torch_npu.npu_quant_matmul(
-        x1.npu(), x2.npu(), torch.ones(_OUTER).npu(), bias=bias.npu(), output_dtype=torch.int32
-    )
+    result = called(torch_npu.npu_quant_matmul, x1, x2, torch.ones(_OUTER), bias=bias, output_dtype=torch.int32)
     assert torch.equal(result.cpu().double(), _product(x1, x2) + bias)
 
 
@@ -48,14 +47,7 @@ def test_a_token_has_a_scale_too(dtype, bias):
     x1, x2 = _matrices()
     scale, tokens = torch.rand(_OUTER) / 100, torch.rand(_TOKENS)
     added = None if bias is None else (torch.randn(_OUTER) * 100).to(bias)
-    result = torch_npu.npu_quant_matmul(
-        x1.npu(),
-        x2.npu(),
-        scale.npu(),
-        pertoken_scale=tokens.npu(),
-        bias=None if added is None else added.npu(),
-        output_dtype=dtype,
-    )
+    result = called(torch_npu.npu_quant_matmul, x1, x2, scale, pertoken_scale=tokens, bias=added, output_dtype=dtype)
     scales = scale.double() * tokens.double()[:, None]
     expected = _product(x1, x2)
     if bias is torch.int32:
@@ -70,13 +62,7 @@ def test_dequant_bias_scales_sums(bias, per_token):
     sums, scale = torch.randint(-1000, 1000, (_TOKENS, _OUTER), dtype=torch.int32), torch.rand(_OUTER)
     tokens = torch.rand(_TOKENS) if per_token else None
     added = None if bias is None else (torch.randn(_OUTER) * 100).to(bias)
-    result = torch_npu.npu_dequant_bias(
-        sums.npu(),
-        scale.npu(),
-        None if tokens is None else tokens.npu(),
-        None if added is None else added.npu(),
-        output_dtype=torch.float16,
-    )
+    result = called(torch_npu.npu_dequant_bias, sums, scale, tokens, added, output_dtype=torch.float16)
     expected = sums.double() + added if bias is torch.int32 else sums.double()
     expected = expected * scale.double() * (1 if tokens is None else tokens.double()[:, None])
     _close(result, expected + added.double() if bias is torch.float32 else expected)
@@ -121,13 +107,7 @@ def test_a_product_may_become_int8_with_an_offset(offset, biased):
     x1, x2 = _matrices()
     scale, bias = torch.rand(_OUTER) / 300, torch.randint(-1000, 1000, (_OUTER,), dtype=torch.int32)
     shift = None if offset is None else torch.randint(-9, 9, (offset,)).float()
-    result = torch_npu.npu_quant_matmul(
-        x1.npu(),
-        x2.npu(),
-        scale.npu(),
-        offset=None if shift is None else shift.npu(),
-        bias=bias.npu() if biased else None,
-    )
+    result = called(torch_npu.npu_quant_matmul, x1, x2, scale, offset=shift, bias=bias.npu() if biased else None)
     exact = (_product(x1, x2) + (bias if biased else 0)) * _cut(scale).double() + (0 if shift is None else shift)
     assert result.dtype == torch.int8
     assert (result.cpu().double() - exact.clamp(-128, 127)).abs().max() <= 0.5 + 1e-3

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 from tests._aclnn import DType, Ints, Scalar, call, phase_one
-from tests._values import assert_close, random, transposed
+from tests._values import assert_close, moved, random, transposed
 
 
 def _gradient(grad, indices, rows, padding=-1, scale=False, dtype=None):
@@ -130,16 +130,12 @@ _REFUSED = [
 ]
 
 
-def _on_npu(arguments):
-    return [each.npu() if isinstance(each, torch.Tensor) else each for each in arguments.values()]
-
-
 @pytest.mark.parametrize(("name", "argument", "value", "status"), _REFUSED)
 def test_phase_one_refuses(name, argument, value, status):
-    found, message, _ = phase_one(name, *_on_npu(_CALLS[name] | {argument: value}))
+    found, message, _ = phase_one(name, *moved([*(_CALLS[name] | {argument: value}).values()]))
     assert (found, bool(message)) == (status, True)
 
 
 @pytest.mark.parametrize("name", _CALLS)
 def test_phase_one_takes(name):
-    call(name, *_on_npu(_CALLS[name]))
+    call(name, *moved([*_CALLS[name].values()]))
