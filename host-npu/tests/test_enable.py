@@ -160,7 +160,9 @@ print(sys.argv, sys.path, __name__, "__file__" in vars(sys.modules["__main__"]))
 if "torch" in sys.modules:
     import torch, torch_npu
     swiglu = torch_npu.npu_swiglu(torch.ones(2, 8, device="npu"))
-    print(swiglu.sum().item(), torch.npu.device_count(), os.environ["ASCEND_HOME_PATH"])
+    from host_npu import testing
+    processes = testing.run(str.upper, 1, device="npu", backend="")
+    print(swiglu.sum().item(), torch.npu.device_count(), os.environ["ASCEND_HOME_PATH"], *processes)
 """
 
 
@@ -189,8 +191,9 @@ def test_code_runs_like_a_script(code):
 
 def test_a_folder_named_triton_is_not_the_package_and_a_real_cann_is_hidden_on_demand(code):
     _, host_npu, folder = code
-    sum_of_swiglu, devices, home = host_npu.splitlines()[1].split()
+    sum_of_swiglu, devices, home, process = host_npu.splitlines()[1].split()
     assert (sum_of_swiglu, devices) == ("5.848468780517578", "2") and home != folder
+    assert process == "NPU"  # one of host_npu.testing, from which it is hidden too
 
 
 def test_without_torch_npu_it_says_what_to_install(tmp_path):
