@@ -14,7 +14,8 @@ from torch_aclnn_ops._built_for import incompatibility
 import torch
 from torch import Tensor
 
-# Takes a chip family and all arguments of a schema; returns why CANN's operator does not support them, or None.
+# Takes a chip family and all arguments of a schema; returns why CANN's operator does not support them, as explain()
+# shows it, or None.
 Limits = Callable[..., str | None]
 
 # Chip families are prefixes of chip names; the longest matching prefix applies.

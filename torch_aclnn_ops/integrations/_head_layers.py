@@ -1,4 +1,4 @@
-"""The terms of a sum of logits: outputs of linear layers and bias vectors, as of the forward pass; frozen heads."""
+"""The terms of a sum of logits, outputs of linear layers and bias vectors, and their loss if the head is frozen."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -180,6 +180,8 @@ def cross_entropy_in_chunks(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Compute the cross entropy of logits chunk by chunk, recomputing those of a chunk for its gradients.
+
+    Unlike ``linear_cross_entropy`` of concatenated layers, it needs neither a copy nor a gradient of a frozen head.
 
     Args:
         logits_of: returns the logits of rows of ``inputs``.

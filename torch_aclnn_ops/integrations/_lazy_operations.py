@@ -1,4 +1,7 @@
-"""Rules for operations on lazy logits, by name: each returns a deferred result, or a loss, or None to materialize."""
+"""Rules for operations on lazy logits, by name: each returns a deferred result, or a loss, or None to materialize.
+
+Deferred results are logits, and the log-softmax of logits, of which losses take one class or the sum of all.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast

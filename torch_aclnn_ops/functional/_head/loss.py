@@ -130,7 +130,10 @@ def _schema_of(annotation: Any) -> str:
 
 
 class HeadOperator:
-    """The operator of a loss: its results, or with factors the total, the gradients, and what goes with them."""
+    """A loss as a custom operator for ``torch.compile``, which would unroll the loop over chunks.
+
+    It returns the results of rows, or with factors the total, the gradients, and what goes with them.
+    """
 
     def __init__(self, loss: HeadLoss) -> None:
         self._loss, self._factors = loss, loss.number_of_factors

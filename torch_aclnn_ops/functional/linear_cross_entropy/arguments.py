@@ -1,4 +1,7 @@
-"""What the arguments must be, stated once, and which calls are left to PyTorch's function of the same name."""
+"""What the arguments must be, stated once, and which calls are left to PyTorch's function of the same name.
+
+An error has the class of PyTorch's.
+"""
 
 from collections.abc import Collection, Iterator, Sequence
 from numbers import Integral, Real

@@ -226,7 +226,11 @@ def _differentiable_gradients(
 
 
 def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | LinearCrossEntropyOutput:
-    """Compute the loss and outputs of class indices in rows."""
+    """Compute the loss and outputs of class indices in rows.
+
+    On an NPU every launch costs some microseconds of the host and of the device. What an option needs is launched only
+    if it is given, and no choice depends on values, which would synchronize with the device.
+    """
     classes, has_z_loss = call.linear_weight.shape[0], call.lse_square_scale != 0
     if vocabulary is not None:
         call, classes = vocabulary.copy_input(call), vocabulary.shards.total
