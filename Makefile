@@ -108,7 +108,7 @@ matrix:
 phase-one: setup
 	cd host-npu && ../$(RUN) -m tests.phase_one
 
-# 10,000 random collectives of simulated NPUs, compared with gloo's; some minutes.
+# 10,000 random collectives of simulated NPUs, compared with their definitions; some minutes.
 collectives: setup
 	cd host-npu && ../$(RUN) -m tests.collectives
 
