@@ -336,18 +336,21 @@ def test_a_parameter_that_is_a_view_of_another_tensor_is_not_flattened():
 
 
 @pytest.mark.parametrize("shares_first", [True, False])
-def test_a_parameter_in_shared_memory_stays_there(shares_first):
-    weights = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+@each_dtype
+def test_a_parameter_in_shared_memory_stays_there(dtype, shares_first):
+    weights = [nn.Parameter(torch.ones(4, dtype=dtype)) for _ in range(2)]
     optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=True)
     for is_first in (True, False):
         if is_first == shares_first:
             weights[0].share_memory_()
         place = weights[0].data_ptr()
         for weight in weights:
-            weight.grad = torch.ones(4)
+            weight.grad = torch.ones(4, dtype=dtype)
         optimizer.step()
     assert weights[0].data_ptr() == place and weights[0].is_shared() and not weights[1].is_shared()
     assert torch.equal(*weights)
+    with optimizer.swap_ema_params():
+        assert weights[0].is_shared() and torch.equal(*weights)
 
 
 def test_flatten_must_be_a_bool():

@@ -72,8 +72,7 @@ class FlatBuffer:
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
         self._strides = list(map(Tensor.stride, self.params))
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
-        self._param_addresses = list(map(Tensor.data_ptr, self._param_views))
-        self._grad_addresses = list(map(Tensor.data_ptr, self._grad_views))
+        self._addresses = list(map(Tensor.data_ptr, self._grad_views))
         self._placement = placement(self._grad_views)
         self.all_states = states
         self.counts = StepCounts([self.steps])
@@ -106,9 +105,10 @@ class FlatBuffer:
 
     def moved_params(self) -> list[int]:
         """Return the indices of the parameters that are not views of the buffer."""
-        # Not the addresses of the views, whose storages may have moved together with the parameters.
-        places = enumerate(zip(self.params, self._param_addresses, self._strides, strict=True))
-        return [i for i, (param, address, stride) in places if (param.data_ptr(), param.stride()) != (address, stride)]
+        pairs = enumerate(zip(self.params, self._param_views, strict=True))
+        return [
+            i for i, (param, view) in pairs if param.data_ptr() != view.data_ptr() or param.stride() != view.stride()
+        ]
 
     def has_own_states(self) -> bool:
         """Return whether the states are views of the buffers."""
@@ -122,7 +122,7 @@ class FlatBuffer:
         moved = self.moved_params()
         assigned = [_kept(self.params[i].detach(), self.weights) for i in moved]
         for i, values in zip(moved, assigned, strict=True):
-            self._param_views[i] = self._view(self.weights, i).copy_(values)
+            self._param_views[i].copy_(values)
             self.params[i].data = self._param_views[i]
         if moved and self._cached is not None:
             self._cached.forget_versions()
@@ -155,7 +155,7 @@ class FlatBuffer:
     def _has_moved(self, i: int) -> bool:
         """Return whether a program has changed the view of a gradient itself, as by ``grad.data = ...``."""
         view = self._grad_views[i]
-        return view.data_ptr() != self._grad_addresses[i] or view.stride() != self._strides[i]
+        return view.data_ptr() != self._addresses[i] or view.stride() != self._strides[i]
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
@@ -267,8 +267,8 @@ class FlatBuffer:
 
 
 def _is_shared(param: Tensor) -> bool:
-    """Return whether other processes have the memory of a parameter; that of a device always counts as shared."""
-    return param.is_cpu and param.is_shared()
+    """Return whether a parameter is in shared memory, to which its storage, also that of its view, may have moved."""
+    return param.is_cpu and param.is_shared()  # torch calls all memory of some devices shared
 
 
 def _kept(values: Tensor, buffer: Tensor) -> Tensor:
