@@ -174,12 +174,14 @@ def test_a_uint8_label_is_not_that_of_ignored_rows():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_loss_of_each_row_may_be_changed_in_place(compiled):
-    def tripled(*of_student):
-        return loss_of(of_student, reduction="none").mul_(3)
+    given = teacher()
 
-    call = torch.compile(tripled, backend="aot_eager") if compiled else tripled
+    def tripled(*of_student):
+        return loss_of(of_student, given=given, reduction="none").mul_(3)
+
+    call = torch.compile(tripled, fullgraph=True, backend="aot_eager") if compiled else tripled
     one, other = student(), student()
-    expected = gradients(loss_of(other, reduction="none") * 3, other)
+    expected = gradients(loss_of(other, given=given, reduction="none") * 3, other)
     torch.testing.assert_close(gradients(call(*one), one), expected)
 
 
