@@ -109,19 +109,20 @@ def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_eve
 # Beside what a batched call refuses, in test_linear_cross_entropy_features.py.
 _LEFT = (
     " must not be given with arguments that are left to torch's function: tensor subclasses, sparse tensors and heads"
+    " of shape (C, d_1, ..., d_K, H)"
 )
 _WRONG = {
     "bias of another dtype": (
         {"linear_bias": torch.ones(5).double()},
-        "linear_bias must have dtype torch.float32, as i",
+        "linear_bias must have dtype torch.float32, as input has, but it has torch.float64",
     ),
     "class weight of another dtype": (
         {"weight": torch.ones(5).double()},
-        "weight must have dtype torch.float32, but it",
+        "weight must have dtype torch.float32, but it has torch.float64",
     ),
     "bias on another device": (
         {"linear_bias": torch.ones(5, device="meta")},
-        "linear_bias must be on cpu, as input is",
+        "linear_bias must be on cpu, as input is, but it is on meta",
     ),
     "sparse head with a softcap": ({"linear_weight": torch.ones(5, 4).to_sparse(), "softcap": 2.0}, f"softcap{_LEFT}"),
     "head of positions with token weights": (
@@ -140,7 +141,7 @@ _WRONG = {
 def test_arguments_that_do_not_match_are_refused_with_their_names(name):
     wrong, sentence = _WRONG[name]
     arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "target": torch.arange(3), **wrong}
-    with pytest.raises(Exception, match=f"^linear_cross_entropy: {re.escape(sentence)}") as raised:
+    with pytest.raises(Exception, match=f"^linear_cross_entropy: {re.escape(sentence)}$") as raised:
         ours.linear_cross_entropy(**arguments)
     is_torchs = "given with arguments" not in sentence and "on meta" not in sentence
     if is_torchs and torchs.HAS_LINEAR_CROSS_ENTROPY:

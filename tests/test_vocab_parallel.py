@@ -79,7 +79,7 @@ ERROR_INPUTS = {
     "no group": (
         {"process_group": "gloo"},
         TypeError,
-        "process_group must be None or .* this process, but it is 'gloo'",
+        "process_group must be None or a torch.distributed.ProcessGroup that contains this process, but it is 'gloo'",
     ),
     "group of others": (
         {"process_group": dist.GroupMember.NON_GROUP_MEMBER},
@@ -87,11 +87,24 @@ ERROR_INPUTS = {
         "process_group must be None or a torch.distributed.ProcessGroup that contains this process",
     ),
     "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, "vocab_sizes must be None if"),
-    "no sequence": ({"vocab_sizes": 4}, TypeError, "vocab_sizes must be None or a sequence of 2 integers.* it is 4"),
+    "no sequence": (
+        {"vocab_sizes": 4},
+        TypeError,
+        "vocab_sizes must be None or a sequence of 2 integers, the rows of linear_weight on each rank of"
+        " process_group, but it is 4",
+    ),
     "no whole sizes": ({"vocab_sizes": (4, 4.0)}, TypeError, r"but it is \(4, 4.0\)"),
     "sizes of three": ({"vocab_sizes": (4, 4, 4)}, ValueError, r"a sequence of 2 integers.* \(4, 4, 4\)"),
-    "other size": ({"vocab_sizes": (5, 3)}, ValueError, "vocab_sizes must have linear_weight's 4 rows.* it has 5"),
-    "no classes": ({"vocab_sizes": (4, 0)}, ValueError, r"linear_weight must have a row on every rank.* \(4, 0\)"),
+    "other size": (
+        {"vocab_sizes": (5, 3)},
+        ValueError,
+        r"vocab_sizes must have linear_weight's 4 rows at rank 0, but it has 5: vocab_sizes is \(5, 3\)",
+    ),
+    "no classes": (
+        {"vocab_sizes": (4, 0)},
+        ValueError,
+        r"linear_weight must have a row on every rank, but the ranks have \(4, 0\)",
+    ),
     "no head": ({"linear_weight": None}, TypeError, "linear_weight must be a Tensor of shape"),
     "bias of all": ({"linear_bias": torch.ones(8)}, RuntimeError, r"linear_bias must have shape \[4\].*\[8\]"),
     "class weight of a shard": ({"weight": torch.ones(4)}, RuntimeError, r"weight must have shape \[8\].*\[4\]"),

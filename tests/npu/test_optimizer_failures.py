@@ -116,7 +116,7 @@ def test_the_next_step_creates_the_buffers_after_any_failure(has_new_param):
     expected = start()
     expected.step()
     compared = 0
-    for nth in itertools.count(0, 3):
+    for nth in itertools.count():
         optimizer = start()
         disturbance, is_partly_updated = FailOperators(nth, 1), False
         try:
@@ -130,4 +130,4 @@ def test_the_next_step_creates_the_buffers_after_any_failure(has_new_param):
         compared += not is_partly_updated
         for param, other in zip(optimizer.param_groups[0]["params"], expected.param_groups[0]["params"], strict=True):
             assert is_partly_updated or torch.equal(param, other)
-    assert nth > 50 and compared > 7
+    assert nth > 50 and compared > 20
