@@ -116,8 +116,9 @@ def arguments(x: Tensor) -> dict[str, Callable[[], tuple[tuple[Any, ...], dict[s
         "rows, a tensor, 1": lambda: ((x[0], other[0], torch.ones(3)), {}),
         "a vector": lambda: ((x[0, 0],), {}),
         "a vector, a vector": lambda: ((x[0, 0], x[0, 1]), {}),
-        "a square matrix": lambda: ((x[0, :, :3],), {}),
-        "a square matrix, a matrix": lambda: ((x[0, :, :3], x[0, :, 3:]), {}),
+        # Its condition number is 2; that of the first classes is 288, which makes rounding errors visible.
+        "a square matrix": lambda: ((x[0, :, 19:22],), {}),
+        "a square matrix, a matrix": lambda: ((x[0, :, 19:22], x[0, :, 22:]), {}),
         "logits of images": lambda: ((x.reshape(1, 1, 3, 50), 2), {}),
         "logits of images, weight": lambda: ((x.reshape(1, 1, 3, 50), torch.ones(2, 1, 2, 2)), {}),
     }
