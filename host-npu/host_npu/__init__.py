@@ -166,7 +166,7 @@ def _prepare(settings: dict[str, str], force: bool) -> None:
     if _CHILDREN not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, *filter(None, paths)])
     _runtime = _libraries.load_cann()
-    sys.meta_path[:0] = [_torch_npu.Importer(), _inductor.Importer(), _torchair.Importer()]
+    sys.meta_path[:0] = [_torch_npu.Importer(), _inductor.TritonFinder(), _inductor.Importer(), _torchair.Importer()]
     # None in sys.modules hides a module from imports; torch_aclnn_ops sets it for torch_npu.
     if "torch_npu" in sys.modules and not _torch_npu.is_imported():
         del sys.modules["torch_npu"]

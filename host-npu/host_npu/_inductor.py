@@ -38,23 +38,31 @@ class _FolderWithoutCode(importlib.abc.Loader):
         raise ModuleNotFoundError("No module named 'triton': the folder of this name has no code", name=_TRITON)
 
 
-class Importer(importlib.abc.MetaPathFinder):
-    """A meta path finder that registers the refusal for NPUs with Inductor's backends.
+class TritonFinder(importlib.abc.MetaPathFinder):
+    """A meta path finder that hides folders named triton.
 
-    It also hides folders named triton, which torch takes for the package, and then cannot import ``torch._dynamo``;
-    the shapes of a formula's results need it.
+    torch takes one for the package and then cannot import ``torch._dynamo``, which the shapes of results need.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the registry or of a folder named triton, and ``None`` for other modules."""
-        if fullname not in (_REGISTRY, _TRITON):
+        """Return the spec of a folder named triton, and ``None`` for other modules."""
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target) if fullname == _TRITON else None
+        return ModuleSpec(_TRITON, _FolderWithoutCode()) if spec is not None and spec.origin is None else None
+
+
+class Importer(importlib.abc.MetaPathFinder):
+    """A meta path finder that registers the refusal for NPUs with Inductor's backends."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the registry, and ``None`` for other modules."""
+        if fullname != _REGISTRY:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
-        if fullname == _TRITON:
-            return ModuleSpec(_TRITON, _FolderWithoutCode()) if spec is not None and spec.origin is None else spec
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import host_npu
+from host_npu import _inductor
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def on_cpu(value: Any) -> Any:
 
 def main() -> None:
     """Fork processes for requests on the standard input, and reply with how they ended."""
+    sys.meta_path.insert(0, _inductor.TritonFinder())
     import torch
     import torch._dynamo  # FSDP2 imports it, which takes longer than most tests: here it is done once for all processes
 
