@@ -1,5 +1,7 @@
 """Models, gradients and comparisons for the tests of the optimizer."""
 
+from torch_aclnn_ops.optim import FusedEmaAdam
+
 import pytest
 import torch
 from torch import nn
@@ -61,25 +63,62 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
+def trained(dtype=torch.float64, steps=3, **options):
+    """Return a model after some steps, and its optimizer."""
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **{**SETTINGS, **options})
+    train(model, optimizer, range(steps))
+    return model, optimizer
+
+
+def params_of(optimizer):
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def step_with(optimizer, number=1.0):
+    """Do a step in which this number is every element of every gradient."""
+    for param in params_of(optimizer):
+        param.grad = torch.full_like(param, number)
+    optimizer.step()
+
+
 def weights_of(model):
     return [weight.detach().clone() for weight in model.parameters()]
 
 
 def states_of(optimizer):
     """Return all tensors of the state, parameter after parameter."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    states = [optimizer.state.get(param, {}) for param in params]
+    states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
     return [state[name].clone() for state in states for name in (*STATE, "master_params") if name in state]
+
+
+def contents_of(optimizer):
+    """Return copies of the weights, and of all tensors of the state."""
+    return [param.detach().clone() for param in params_of(optimizer)] + states_of(optimizer)
 
 
 def averages_of(model, optimizer):
     return [optimizer.state[weight]["ema_params"] for weight in model.parameters()]
 
 
+def averaged(averages, model, decay):
+    """Return the averages after an update by the weights of a model."""
+    return [decay * old + (1 - decay) * new for old, new in zip(averages, weights_of(model), strict=True)]
+
+
+def averaged_model(model, decay, **options):
+    """Return what averages a model in torch."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), **options)
+
+
 def assert_all_equal(results, expected):
     assert len(results) == len(expected)
-    for result, other in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, other, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(results, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_same(optimizer, other):
+    """Compare weights and states bit for bit."""
+    assert_all_equal(contents_of(optimizer), contents_of(other))
 
 
 def assert_all_close(results, expected, atol):
@@ -92,10 +131,10 @@ def train_with_torch(model, optimizer, steps, ema_decay, scheduler=None):
 
     The first update copies the weights, as ``ema_start_step=1`` does.
     """
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
+    averages = averaged_model(model, ema_decay)
     for step in steps:
         train(model, optimizer, [step])
-        averaged.update_parameters(model)
+        averages.update_parameters(model)
         if scheduler is not None:
             scheduler.step()
-    return weights_of(averaged.module)
+    return weights_of(averages.module)

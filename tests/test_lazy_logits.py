@@ -202,10 +202,7 @@ def test_a_cross_entropy_of_rows_is_computed_without_logits(loss):
     logits, own = lazy_logits()
     found, wanted = loss(logits), loss(expected)
     torch.testing.assert_close(found, wanted)
-    for one, other in zip(
-        torch.autograd.grad(found.sum(), own), torch.autograd.grad(wanted.sum(), sources), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), own), torch.autograd.grad(wanted.sum(), sources))
     assert not logits.is_materialized
 
 

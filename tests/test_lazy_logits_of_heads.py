@@ -90,8 +90,7 @@ def test_the_loss_is_that_of_real_logits(call, compiled):
     for head in _heads():
         how = torch.compile(call, backend="eager") if compiled else call
         found.append(_loss_and_gradients(how, head))
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(*found)
 
 
 def _write_to_the_weight(head, hidden, vector):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests._optim import (
     DTYPES,
@@ -19,11 +18,16 @@ from tests._optim import (
     Weights,
     assert_all_close,
     assert_all_equal,
+    assert_same,
+    averaged,
+    averaged_model,
     averages_of,
+    contents_of,
     each_flatten,
-    states_of,
+    step_with,
     train,
     train_with_torch,
+    trained,
     weights_of,
 )
 
@@ -83,16 +87,16 @@ def test_200_steps_of_bfloat16_parameters_equal_rounded_float32_parameters():
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, weight_decay=1e-2, ema_decay=0.99, ema_start_step=1)
     wide = Weights(torch.bfloat16).float()
     adamw = torch.optim.AdamW(wide.parameters(), lr=1e-2, weight_decay=1e-2)
-    averaged = AveragedModel(wide, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    theirs = averaged_model(wide, 0.99)
     for step in range(STEPS):
         train(model, optimizer, [step])
         for weight, other in zip(wide.parameters(), model.parameters(), strict=True):
             weight.grad = other.grad.float()
         adamw.step()
-        averaged.update_parameters(wide)
+        theirs.update_parameters(wide)
     masters = [optimizer.state[weight]["master_params"] for weight in model.parameters()]
     assert_all_close(masters, weights_of(wide), 2e-5)
-    assert_all_close(averages_of(model, optimizer), weights_of(averaged.module), 2e-5)
+    assert_all_close(averages_of(model, optimizer), weights_of(theirs.module), 2e-5)
     assert_all_equal(weights_of(model), [master.bfloat16() for master in masters])
 
 
@@ -103,7 +107,7 @@ def test_with_ema_start_step_1_weights_and_averages_equal_adamw_and_swa_utils_bi
     theirs = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).to(dtype)
     mine = copy.deepcopy(theirs)
     adamw = torch.optim.AdamW(theirs.parameters(), lr=1e-3, fused=True)
-    averages = AveragedModel(theirs, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    averages = averaged_model(theirs, 0.999)
     optimizer = FusedEmaAdam(mine.parameters(), lr=1e-3, ema_decay=0.999, ema_start_step=1, flatten=flatten)
     for _ in range(20):
         rows = torch.randn(8, 16, dtype=dtype)
@@ -123,9 +127,7 @@ def test_defaults_equal_adamws_and_average_the_initial_weights():
     for step in range(5):
         train(mine, optimizer, [step])
         train(theirs, adamw, [step])
-        averages = [
-            0.9999 * average + 0.0001 * weight for average, weight in zip(averages, weights_of(theirs), strict=True)
-        ]
+        averages = averaged(averages, theirs, 0.9999)
     assert_all_close(weights_of(mine), weights_of(theirs), 1e-14)
     assert_all_close(averages_of(mine, optimizer), averages, 1e-14)
 
@@ -162,19 +164,10 @@ def test_torchs_cpu_kernels_equal_the_operator(monkeypatch, dtype, decoupled, bi
     for use_native in (True, False):
         if not use_native:
             monkeypatch.setattr(kernels, "_NATIVE_DTYPES", ())
-        model = Weights(dtype)
-        optimizer = FusedEmaAdam(
-            model.parameters(),
-            **SETTINGS,
-            decoupled_weight_decay=decoupled,
-            bias_correction=bias_correction,
-            maximize=maximize,
-        )
-        train(model, optimizer, range(5))
-        outcomes.append(weights_of(model) + states_of(optimizer))
-    for native, operator in zip(*outcomes, strict=True):
-        tolerance = 8 * torch.finfo(dtype).eps
-        torch.testing.assert_close(native, operator, rtol=tolerance, atol=tolerance)
+        options = {"decoupled_weight_decay": decoupled, "bias_correction": bias_correction, "maximize": maximize}
+        outcomes.append(contents_of(trained(dtype, 5, **options)[1]))
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(*outcomes, rtol=tolerance, atol=tolerance)
 
 
 def _as_is(tensor):
@@ -226,7 +219,7 @@ def test_layouts_do_not_change_the_step(of_weight, of_gradient, is_native, flatt
         expected_optimizer.step()
     states = list(optimizer.state[weight].values())[1:]
     assert kernels.has_native_kernel(weight, *states) == is_native and weight.stride() == strides
-    assert_all_close([weight, *states_of(optimizer)], [expected, *states_of(expected_optimizer)], 1e-14)
+    assert_all_close(contents_of(optimizer), contents_of(expected_optimizer), 1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -240,7 +233,7 @@ def test_16_bit_parameters_without_master_weights_go_through_the_operator(dtype)
     for step in range(1, 4):
         optimizer.step()
         kernels.apply_fused_ema_adam_(weight.grad, var, m, v, s, torch.tensor(step), **options)
-    assert_all_equal([weight.detach(), *states_of(optimizer)], [var, torch.tensor(3), m, v, s])
+    assert_all_equal(contents_of(optimizer), [var, torch.tensor(3), m, v, s])
 
 
 def test_dtypes_may_differ_between_the_parameters_of_a_group():
@@ -263,9 +256,8 @@ def test_a_step_reads_no_value_from_the_device():
     # Tensors on the meta device have no values, so to ask for one raises.
     weight = nn.Parameter(torch.empty(3, device="meta"))
     optimizer = FusedEmaAdam([weight])
-    weight.grad = torch.empty(3, device="meta")
-    optimizer.step()
-    optimizer.step()
+    for _ in range(2):
+        step_with(optimizer)
     assert optimizer.state[weight]["step"].device == weight.device
 
 
@@ -280,4 +272,4 @@ def test_the_default_device_does_not_matter(bias_correction):
     with torch.device("meta"):
         optimizer.step()
     expected.step()
-    assert_all_equal(weights_of(mine) + states_of(optimizer), weights_of(theirs) + states_of(expected))
+    assert_same(optimizer, expected)

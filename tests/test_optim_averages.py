@@ -14,6 +14,7 @@ from tests._optim import (
     Weights,
     assert_all_close,
     assert_all_equal,
+    averaged,
     averages_of,
     each_flatten,
     train,
@@ -62,9 +63,7 @@ def test_the_average_follows_its_schedule(options, decays, flatten):
     averages = weights_of(model)
     for step, decay in enumerate(decays):
         train(model, optimizer, [step])
-        averages = [
-            decay * average + (1 - decay) * weight for average, weight in zip(averages, weights_of(model), strict=True)
-        ]
+        averages = averaged(averages, model, decay)
         assert_all_close(averages_of(model, optimizer), averages, 1e-14)
 
 

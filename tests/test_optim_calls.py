@@ -9,22 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests._optim import SETTINGS, assert_all_equal, states_of
+from tests._optim import SETTINGS, assert_all_equal, assert_same, contents_of, step_with
 
 
-def trained(**options):
+def trained():
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    optimizer = FusedEmaAdam(model.parameters(), **{**SETTINGS, **options})
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     for _ in range(2):
-        for weight in model.parameters():
-            weight.grad = torch.ones_like(weight)
-        optimizer.step()
+        step_with(optimizer)
     return model, optimizer
-
-
-def contents(model, optimizer):
-    return copy.deepcopy([*(weight.detach() for weight in model.parameters()), *states_of(optimizer)])
 
 
 def in_a_thread(call):
@@ -50,7 +44,7 @@ TO_SAVE = {name: CALLS[name] for name in ("state_dict", "reset_ema_params", "ema
 @pytest.mark.parametrize("name", CALLS)
 def test_inside_a_swap_it_raises_and_changes_nothing(name, in_another_thread):
     model, optimizer = trained()
-    before = contents(model, optimizer)
+    before = contents_of(optimizer)
 
     def call():
         with pytest.raises(RuntimeError, match=rf"^FusedEmaAdam\.{name}: inside swap_ema_params\(\) the parameters"):
@@ -58,7 +52,7 @@ def test_inside_a_swap_it_raises_and_changes_nothing(name, in_another_thread):
 
     with optimizer.swap_ema_params():
         assert in_a_thread(call) is None if in_another_thread else call() is None
-    assert_all_equal(contents(model, optimizer), before)
+    assert_all_equal(contents_of(optimizer), before)
 
 
 @pytest.mark.parametrize("call", TO_SAVE.values(), ids=TO_SAVE)
@@ -70,8 +64,7 @@ def test_a_closure_may_read_and_save_states(call):
 
 def test_a_closure_may_swap_the_averages_in_and_out():
     # As a training step does whose targets come from the averaged model.
-    model, optimizer = trained()
-    expected = trained()
+    (model, optimizer), (other, expected) = trained(), trained()
 
     def closure():
         with optimizer.swap_ema_params():
@@ -80,19 +73,19 @@ def test_a_closure_may_swap_the_averages_in_and_out():
 
     shown = []
     optimizer.step(closure)
-    assert_all_equal(shown, [expected[1].state[expected[0].weight]["ema_params"]])
-    expected[1].step()
-    assert_all_equal(contents(model, optimizer), contents(*expected))
+    assert_all_equal(shown, [expected.state[other.weight]["ema_params"]])
+    expected.step()
+    assert_same(optimizer, expected)
 
 
 def test_a_step_whose_closure_leaves_a_swap_open_raises_before_anything_is_written():
     model, optimizer = trained()
-    before = contents(model, optimizer)
+    before = contents_of(optimizer)
     swap = optimizer.swap_ema_params()
     with pytest.raises(RuntimeError, match=r"FusedEmaAdam\.step: inside swap_ema_params\(\)"):
         optimizer.step(swap.__enter__)
     swap.__exit__(None, None, None)
-    assert_all_equal(contents(model, optimizer), before)
+    assert_all_equal(contents_of(optimizer), before)
     optimizer.step()
 
 
@@ -101,10 +94,10 @@ def test_a_compiled_step_inside_a_swap_raises(fullgraph):
     model, optimizer = trained()
     step = torch.compile(optimizer.step, fullgraph=fullgraph, backend="eager")
     step()
-    before = contents(model, optimizer)
+    before = contents_of(optimizer)
     with optimizer.swap_ema_params():
         with pytest.raises(RuntimeError, match="Observed exception" if fullgraph else "leave the with block first"):
             step()
-    assert_all_equal(contents(model, optimizer), before)
+    assert_all_equal(contents_of(optimizer), before)
     step()
     assert {int(state["step"]) for state in optimizer.state.values()} == {4}

@@ -13,17 +13,17 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.tensor import distribute_tensor
 
-from tests import _optim
 from tests._optim import (
     GROUP_OPTIONS,
-    SETTINGS,
     Weights,
     assert_all_equal,
+    assert_same,
     averages_of,
     each_dtype,
     each_flatten,
-    states_of,
+    step_with,
     train,
+    trained,
     weights_of,
 )
 
@@ -33,15 +33,11 @@ def _through_a_file(model, optimizer):
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
     checkpoint = torch.load(file, weights_only=True)
-    model, optimizer = _fresh(next(model.parameters()).dtype)
+    model = Weights(next(model.parameters()).dtype, seed=1)
+    optimizer = FusedEmaAdam(model.parameters(), lr=0.5)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     return model, optimizer
-
-
-def _fresh(dtype):
-    model = Weights(dtype, seed=1)
-    return model, FusedEmaAdam(model.parameters(), lr=0.5)
 
 
 WAYS = {
@@ -55,15 +51,12 @@ WAYS = {
 @each_dtype
 @each_flatten
 def test_training_resumes_bit_for_bit_after(way, dtype, flatten):
-    model = Weights(dtype)
-    options = {**SETTINGS, "weight_decay": 0.1, "betas": (0.8, 0.99), "ema_warmup": "ratio", "ema_update_every": 2}
-    optimizer = FusedEmaAdam(model.parameters(), **options, flatten=flatten)
-    train(model, optimizer, range(5))
+    options = {"weight_decay": 0.1, "betas": (0.8, 0.99), "ema_warmup": "ratio", "ema_update_every": 2}
+    model, optimizer = trained(dtype, 5, **options, flatten=flatten)
     resumed_model, resumed_optimizer = way(model, optimizer)
     train(model, optimizer, range(5, 10))
     train(resumed_model, resumed_optimizer, range(5, 10))
-    assert_all_equal(weights_of(resumed_model), weights_of(model))
-    assert_all_equal(states_of(resumed_optimizer), states_of(optimizer))
+    assert_same(resumed_optimizer, optimizer)
 
 
 def test_options_missing_in_a_checkpoint_are_unchanged_and_in_a_pickle_get_their_defaults():
@@ -79,9 +72,7 @@ def test_options_missing_in_a_checkpoint_are_unchanged_and_in_a_pickle_get_their
 
 
 def test_averages_missing_in_a_checkpoint_are_warned_of_and_start_from_the_weights_at_the_next_step():
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), ema_decay=1.0)
-    train(model, optimizer, range(3))
+    model, optimizer = trained(ema_decay=1.0)
     checkpoint = copy.deepcopy(optimizer.state_dict())
     for i in (1, 2, 4):
         del checkpoint["state"][i]["ema_params"]
@@ -112,7 +103,7 @@ def test_averages_of_frozen_parameters_are_loaded_by_pytorchs_functions_only_bef
     set_optimizer_state_dict(loaded, resumed, get_optimizer_state_dict(model, optimizer))
     assert (loaded[0].weight in resumed.state) == loads_before_freezing
     if loads_before_freezing:
-        assert_all_equal(_optim.averages_of(loaded, resumed), _optim.averages_of(model, optimizer))
+        assert_all_equal(averages_of(loaded, resumed), averages_of(model, optimizer))
 
 
 def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_kept(mesh_of_one, tmp_path):
@@ -122,9 +113,8 @@ def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_ke
         for value in (1.0, 3.0)
     )
     optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.0)
-    weight.grad = torch.zeros_like(weight)
     for _ in range(2):
-        optimizer.step()
+        step_with(optimizer, 0.0)
     dcp.save({"weight": loaded}, checkpoint_id=tmp_path)
     dcp.load({"weight": weight}, checkpoint_id=tmp_path)
     optimizer.step()
@@ -139,8 +129,7 @@ def test_16_bit_weights_that_are_loaded_into_the_state_dict_of_dtensors_and_then
     model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
     model.weight = nn.Parameter(distribute_tensor(torch.ones_like(model.weight), mesh_of_one))
     optimizer = FusedEmaAdam(model.parameters(), lr=0.0, ema_decay=0.0)
-    model.weight.grad = torch.zeros_like(model.weight)
-    optimizer.step()
+    step_with(optimizer, 0.0)
     dcp.save({name: value * 3 for name, value in model.state_dict().items()}, checkpoint_id=tmp_path)
     weights = model.state_dict()
     dcp.load(weights, checkpoint_id=tmp_path)
@@ -175,6 +164,5 @@ def test_options_may_be_in_another_order_than_in_the_steps_before():
         saved["param_groups"] = [{order.get(name, name): group[order.get(name, name)] for name in group}]
         optimizer.load_state_dict(saved)
         before = weight.detach().clone()
-        weight.grad = torch.ones(4)
-        optimizer.step()
+        step_with(optimizer)
         assert ((weight > before) == maximize).all()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests._failing_steps import CONFIGURATIONS, Failed, FailOperators, Trainee
-from tests._optim import OPTIONS, SETTINGS, assert_all_equal, each_flatten, states_of
+from tests._optim import OPTIONS, SETTINGS, assert_all_equal, contents_of, each_flatten
 
 NOTE = "FusedEmaAdam: the step stopped midway, so that parameters may be partly updated; load a checkpoint"
 
@@ -19,27 +19,22 @@ def notes_of(caught):
     return "\n".join(getattr(caught.value, "__notes__", ()))
 
 
-def groups(**options):
-    """Return an optimizer in front of its second step, of two groups that are updated one after the other."""
+def groups(steps=1, **options):
+    """Return an optimizer in front of another step, of two groups that are updated one after the other."""
     weights = [nn.Parameter(torch.full((3,), float(i))) for i in range(4)]
     optimizer = FusedEmaAdam([{"params": weights[:3]}, {"params": weights[3:]}], **{**SETTINGS, **options})
-    for _ in range(2):
-        for weight in weights:
-            weight.grad = weight.detach() + 1
-        if not optimizer.state:
-            optimizer.step()
+    for weight in weights:
+        weight.grad = weight.detach() + 1
+    for _ in range(steps):
+        optimizer.step()
     return weights, optimizer
-
-
-def fail_in_second_group(optimizer):
-    FailOperators(1, 1, "fused_adam").run(optimizer.step)
 
 
 @each_flatten
 def test_a_step_that_fails_midway_says_to_load_a_checkpoint(flatten):
     weights, optimizer = groups(flatten=flatten)
     with pytest.raises(Failed) as caught:
-        fail_in_second_group(optimizer)
+        FailOperators(1, 1, "fused_adam").run(optimizer.step)  # in the second group
     assert notes_of(caught) == NOTE
     assert all(weight.grad is not None for weight in weights)
 
@@ -47,20 +42,17 @@ def test_a_step_that_fails_midway_says_to_load_a_checkpoint(flatten):
 @each_flatten
 def test_what_a_step_refuses_changes_nothing_and_has_no_note(flatten):
     weights, optimizer = groups(flatten=flatten)
-    before = [weight.detach().clone() for weight in weights] + states_of(optimizer)
+    before = contents_of(optimizer)
     weights[3].grad = torch.ones(3).to_sparse()
     with pytest.raises(RuntimeError, match="gradient of parameter 0 of group 1 must be dense") as caught:
         optimizer.step()
     assert not notes_of(caught)
-    assert_all_equal([*(weight.detach() for weight in weights), *states_of(optimizer)], before)
+    assert_all_equal(contents_of(optimizer), before)
 
 
 @each_flatten
 def test_states_of_all_groups_are_made_before_the_first_write(flatten):
-    weights = [nn.Parameter(torch.full((3,), float(i))) for i in range(4)]
-    optimizer = FusedEmaAdam([{"params": weights[:3]}, {"params": weights[3:]}], **SETTINGS, flatten=flatten)
-    for weight in weights:
-        weight.grad = torch.ones(3)
+    _, optimizer = groups(0, flatten=flatten)
     mode = FailOperators(10**6, 1)
     mode.run(optimizer.step)
     first_write = next(i for i, name in enumerate(mode.seen) if "_foreach_add_" in name)
@@ -77,13 +69,13 @@ def test_the_function_says_it_too():
 
 def test_weights_are_restored_without_allocating_memory():
     # Nothing is allocated on the way out of a swap of parameters of float32.
-    weights, optimizer = groups()
-    before = [weight.detach().clone() for weight in weights]
+    _, optimizer = groups()
+    before = contents_of(optimizer)
     mode = FailOperators(0, 0)
     with optimizer.swap_ema_params():
         mode.__enter__()
     mode.__exit__(None, None, None)
-    assert_all_equal([weight.detach() for weight in weights], before)
+    assert_all_equal(contents_of(optimizer), before)
     assert set(mode.seen) == {"aten.copy_.default"}
 
 

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from tests._optim import SETTINGS, Weights, assert_all_equal, each_dtype, states_of, train, weights_of
+from tests._optim import (
+    SETTINGS,
+    Weights,
+    assert_all_equal,
+    assert_same,
+    contents_of,
+    each_dtype,
+    step_with,
+    train,
+    trained,
+)
 
 
 def both(dtype=torch.float32, **options):
-    """Return a flattened pair of model and optimizer, and another pair that is not."""
-    models = Weights(dtype), Weights(dtype)
-    flags = True, False
-    return [
-        (model, FusedEmaAdam(model.parameters(), **{**SETTINGS, **options}, flatten=flag))
-        for model, flag in zip(models, flags, strict=True)
-    ]
-
-
-def assert_same(first, second):
-    assert_all_equal(weights_of(first[0]), weights_of(second[0]))
-    assert_all_equal(states_of(first[1]), states_of(second[1]))
+    """Return a flattened pair of model and optimizer before the first step, and another pair that is not."""
+    return [trained(dtype, 0, **options, flatten=flag) for flag in (True, False)]
 
 
 OPTIONS = {
@@ -46,7 +46,7 @@ def test_results_equal_those_without_flatten_bit_for_bit(dtype, options):
     flat, plain = both(dtype, **options)
     for pair in (flat, plain):
         train(*pair, range(8))
-    assert_same(flat, plain)
+    assert_same(flat[1], plain[1])
 
 
 @pytest.mark.parametrize("size", [1, 15, 17, 1000, 50_001, 600_000])
@@ -62,7 +62,7 @@ def test_sizes_that_torchs_kernels_split_differently_give_the_same_bits(size):
                 for weight in weights:
                     weight.grad = torch.randn(weight.shape, generator=generator)
                 optimizer.step()
-            results.append([weight.detach() for weight in weights] + states_of(optimizer))
+            results.append(contents_of(optimizer))
     finally:
         torch.set_num_threads(1)
     assert_all_equal(*results)
@@ -71,9 +71,7 @@ def test_sizes_that_torchs_kernels_split_differently_give_the_same_bits(size):
 def test_weights_gradients_and_states_of_a_group_are_parts_of_one_buffer_each():
     weights = [nn.Parameter(torch.randn(128)) for _ in range(4)]
     optimizer = FusedEmaAdam(weights, flatten=True)
-    for weight in weights:
-        weight.grad = torch.ones(128)
-    optimizer.step()
+    step_with(optimizer)
     for of_kind in (
         [weight.data_ptr() for weight in weights],
         [weight.grad.data_ptr() for weight in weights],
@@ -91,7 +89,7 @@ def test_parameters_without_a_gradient_are_not_updated_and_count_no_steps():
                 if (step + i) % 3 == 0 or (i == 3 and step < 6):
                     weight.grad = None
             optimizer.step()
-        assert_same(flat, plain)
+        assert_same(flat[1], plain[1])
 
 
 def test_an_assigned_gradient_is_copied_and_replaced_by_the_view():
@@ -148,7 +146,7 @@ def test_parameters_of_a_buffer_may_exchange(exchange):
             if step == 3:
                 exchange(optimizer, first, second)
             optimizer.step()
-        runs.append([first.detach(), second.detach(), *states_of(optimizer)])
+        runs.append(contents_of(optimizer))
     assert_all_equal(*runs)
 
 
@@ -184,7 +182,7 @@ def test_parameters_that_share_a_gradient_have_views_of_their_own():
             for weight in same_shape:
                 weight.grad = shared
             optimizer.step()
-    assert_same(flat, plain)
+    assert_same(flat[1], plain[1])
     grads = [weight.grad for weight in flat[0].parameters() if weight.grad is not None]
     assert grads and len({grad.data_ptr() for grad in grads}) == len(grads)
 
@@ -194,25 +192,18 @@ def test_a_tensor_over_the_memory_of_a_flattened_parameter_does_not_follow_it():
     alias = weight.detach()
     optimizer = FusedEmaAdam([weight], flatten=True)
     for _ in range(2):
-        weight.grad = torch.ones(4)
-        optimizer.step()
+        step_with(optimizer)
     assert (weight < 1).all() and torch.equal(alias, torch.ones(4))
 
 
 def test_a_load_leaves_the_parameters_where_they_are():
     weights = [nn.Parameter(torch.ones(16)) for _ in range(3)]
     optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=True)
-
-    def step():
-        for weight in weights:
-            weight.grad = torch.ones(16)
-        optimizer.step()
-        return [weight.data_ptr() for weight in weights]
-
-    before = step()
-    alias = weights[1].detach()
+    step_with(optimizer)
+    before, alias = [weight.data_ptr() for weight in weights], weights[1].detach()
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert step() == before and torch.equal(alias, weights[1].detach())
+    step_with(optimizer)
+    assert [weight.data_ptr() for weight in weights] == before and torch.equal(alias, weights[1].detach())
     assert {int(optimizer.state[weight]["step"]) for weight in weights} == {2}
 
 
@@ -244,7 +235,7 @@ def test_a_gradient_whose_memory_was_replaced_is_used(dtype, keeps, replace):
             if keeps == "replaced after a step":
                 for weight in model.parameters():
                     replace(weight.grad)
-    assert_same(flat, plain)
+    assert_same(flat[1], plain[1])
 
 
 @pytest.mark.parametrize("saved_flat", [True, False])
@@ -252,9 +243,7 @@ def test_a_gradient_whose_memory_was_replaced_is_used(dtype, keeps, replace):
 @pytest.mark.parametrize("has_trained", [True, False])
 @each_dtype
 def test_a_checkpoint_moves_between_flattened_and_not(dtype, has_trained, loads_flat, saved_flat):
-    model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=saved_flat)
-    train(model, optimizer, range(3))
+    model, optimizer = trained(dtype, flatten=saved_flat)
     file = io.BytesIO()
     torch.save((model.state_dict(), optimizer.state_dict()), file)
     file.seek(0)
@@ -267,15 +256,13 @@ def test_a_checkpoint_moves_between_flattened_and_not(dtype, has_trained, loads_
     other_optimizer.load_state_dict(state)
     for pair in ((model, optimizer), (other, other_optimizer)):
         train(*pair, range(3, 6))
-    assert_same((model, optimizer), (other, other_optimizer))
+    assert_same(optimizer, other_optimizer)
 
 
 def test_a_pickle_of_one_parameter_excludes_the_others():
     weights = [nn.Parameter(torch.randn(1000)) for _ in range(20)]
     optimizer = FusedEmaAdam(weights, flatten=True)
-    for weight in weights:
-        weight.grad = torch.ones(1000)
-    optimizer.step()
+    step_with(optimizer)
     assert len(pickle.dumps(weights[3])) < 6_000
     assert len(pickle.dumps(optimizer)) < 20 * 5 * 6_000
 
@@ -322,16 +309,14 @@ def test_what_a_program_changes_between_steps_is_noticed(change):
         train(*pair, range(2))
         change(*pair)
         train(*pair, range(2, 5))
-    assert_same(flat, plain)
+    assert_same(flat[1], plain[1])
     assert {state["ema_params"].dtype for state in flat[1].state.values()} == {torch.float32}
 
 
 def test_a_parameter_that_is_a_view_of_another_tensor_is_not_flattened():
     storage = torch.zeros(2, 4)
     part = nn.Parameter(storage[0])
-    optimizer = FusedEmaAdam([part, nn.Parameter(torch.ones(3))], flatten=True)
-    part.grad = torch.ones(4)
-    optimizer.step()
+    step_with(FusedEmaAdam([part, nn.Parameter(torch.ones(3))], flatten=True))
     assert torch.equal(storage[0], part.detach()) and part.any()
 
 
@@ -344,9 +329,7 @@ def test_a_parameter_in_shared_memory_stays_there(dtype, shares_first):
         if is_first == shares_first:
             weights[0].share_memory_()
         place = weights[0].data_ptr()
-        for weight in weights:
-            weight.grad = torch.ones(4, dtype=dtype)
-        optimizer.step()
+        step_with(optimizer)
     assert weights[0].data_ptr() == place and weights[0].is_shared() and not weights[1].is_shared()
     assert torch.equal(*weights)
     with optimizer.swap_ema_params():

@@ -1,7 +1,5 @@
 """FusedEmaAdam: parameters that share memory, that are replaced, or that have another shape than their states."""
 
-import copy
-
 from torch_aclnn_ops.optim import FusedEmaAdam
 from torch_aclnn_ops.optim.memory import check_no_shared_memory
 
@@ -18,8 +16,9 @@ from tests._optim import (
     assert_all_close,
     assert_all_equal,
     averages_of,
+    contents_of,
     each_flatten,
-    states_of,
+    step_with,
     train,
 )
 
@@ -28,10 +27,6 @@ each_storage = pytest.mark.parametrize(
     [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)],
     ids=["float32", "bfloat16 with masters", "bfloat16"],
 )
-
-
-def params_over(buffer, *views):
-    return [nn.Parameter(view(buffer)) for view in views]
 
 
 # Views of a matrix; others are random, below.
@@ -50,22 +45,20 @@ DISJOINT = {
 @each_flatten
 @pytest.mark.parametrize("views", SHARED.values(), ids=SHARED)
 def test_parameters_that_share_memory_raise(views, flatten):
-    params = params_over(torch.zeros(6, 6), *views)
+    buffer = torch.zeros(6, 6)
     with pytest.raises(
         ValueError, match=r"parameter 0 of group 0 and parameter 1 of group 0 share memory.*b\.weight ="
     ):
-        FusedEmaAdam(params, flatten=flatten)
+        FusedEmaAdam([nn.Parameter(view(buffer)) for view in views], flatten=flatten)
 
 
 @each_flatten
 @pytest.mark.parametrize("views", DISJOINT.values(), ids=DISJOINT)
 def test_disjoint_views_of_one_buffer_are_trained_in_place(views, flatten):
     buffer = torch.zeros(6, 6)
-    params = params_over(buffer, *views)
+    params = [nn.Parameter(view(buffer)) for view in views]
     optimizer = FusedEmaAdam(params, lr=0.5, weight_decay=0.0, flatten=flatten)
-    for param in params:
-        param.grad = torch.ones_like(param)
-    optimizer.step()
+    step_with(optimizer)
     for param in params:
         assert_all_close([param.detach().float()], [torch.full(param.shape, -0.5)], 1e-2)
 
@@ -74,9 +67,7 @@ def test_a_parameter_that_is_listed_twice_is_updated_once_with_torchs_warning():
     named = [("first", nn.Parameter(torch.ones(4))), ("second", nn.Parameter(torch.ones(4)))]
     with pytest.warns(UserWarning, match="duplicate parameters"):
         optimizer = FusedEmaAdam([*named, named[0]], **SETTINGS)
-    for _, param in named:
-        param.grad = torch.ones(4)
-    optimizer.step()
+    step_with(optimizer)
     assert optimizer.param_groups[0]["param_names"] == ["first", "second"]
     assert_all_equal([named[0][1].detach()], [named[1][1].detach()])
 
@@ -100,11 +91,11 @@ def test_parameters_tied_by_data_between_two_steps_raise_before_anything_is_writ
     params = list(model.parameters())
     params[5].data = params[0].data.reshape(3, 4).T
     model.set_gradients(2)
-    before = copy.deepcopy([[param.detach() for param in params], states_of(optimizer)])
+    before = contents_of(optimizer)
     for refused in (optimizer.step, optimizer.swap_ema_params().__enter__):
         with pytest.raises(ValueError, match="parameter 0 of group 0 and parameter 0 of group 5 share memory"):
             refused()
-        assert_all_equal([*(param.detach() for param in params), *states_of(optimizer)], sum(before, []))
+        assert_all_equal(contents_of(optimizer), before)
     params[5].data = params[5].data.clone()
     optimizer.step()
     assert {int(optimizer.state[param]["step"]) for param in params} == {3}
@@ -179,19 +170,17 @@ def test_a_resized_parameter_raises_before_anything_is_written(reshape, dtype, m
     optimizer = FusedEmaAdam(
         [{"params": group} for group in groups], flatten=flatten, master_weights=master_weights, **SETTINGS
     )
-    for param in (first, second):
-        param.grad = torch.ones_like(param)
-    optimizer.step()
+    step_with(optimizer)
     second.data = reshape(second.data)
     second.grad = torch.ones_like(second)
-    before = copy.deepcopy([first.detach(), second.detach(), *states_of(optimizer)])
+    before = contents_of(optimizer)
     shape = rf"\[{', '.join(map(str, second.shape))}\]"
     for call in (optimizer.step, optimizer.reset_ema_params, optimizer.swap_ema_params().__enter__):
         with pytest.raises(
             RuntimeError, match=rf"'exp_avg' must have the shape {shape} of parameter 'second', but it has \[64, 2\]"
         ):
             call()
-        assert_all_equal([first.detach(), second.detach(), *states_of(optimizer)], before)
+        assert_all_equal(contents_of(optimizer), before)
     del optimizer.state[second]
     optimizer.step()
     assert [int(optimizer.state[param]["step"]) for param in (first, second)] == [2, 1]
@@ -216,8 +205,7 @@ def test_a_gradient_of_another_shape_raises(steps, flatten):
 def test_a_parameter_whose_storage_was_freed_raises(flatten):
     weight = nn.Parameter(torch.ones(4))
     optimizer = FusedEmaAdam([weight], flatten=flatten)
-    weight.grad = torch.ones(4)
-    optimizer.step()
+    step_with(optimizer)
     weight.data = torch.ones(4)
     weight.untyped_storage().resize_(0)
     sentence = (

@@ -7,18 +7,18 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests._optim import (
-    SETTINGS,
     STATE,
-    Weights,
     assert_all_close,
     assert_all_equal,
+    assert_same,
+    averaged_model,
+    contents_of,
     each_flatten,
-    states_of,
+    step_with,
     train,
-    weights_of,
+    trained,
 )
 
 HALF = [torch.bfloat16, torch.float16]
@@ -28,9 +28,7 @@ each_half = pytest.mark.parametrize("dtype", HALF)
 @each_flatten
 @each_half
 def test_states_are_float32_and_the_weights_are_the_rounded_master_weights(dtype, flatten):
-    model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
-    train(model, optimizer, range(3))
+    model, optimizer = trained(dtype, flatten=flatten)
     for weight in model.parameters():
         state = optimizer.state[weight]
         assert set(state) == {*STATE, "master_params"}
@@ -43,9 +41,8 @@ def test_the_average_of_16_bit_weights_does_not_stall_as_that_of_swa_utils_does(
     # Averages that start at 1, of a weight of 1.5.
     weight = nn.Parameter(torch.ones(1, dtype=dtype))
     optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.999)
-    weight.grad = torch.zeros(1, dtype=dtype)
-    optimizer.step()
-    averaged = AveragedModel(nn.ParameterList([weight]), multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    step_with(optimizer, 0.0)
+    averaged = averaged_model(nn.ParameterList([weight]), 0.999)
     averaged.n_averaged += 1
     with torch.no_grad():
         weight.fill_(1.5)
@@ -62,14 +59,12 @@ def test_the_average_of_16_bit_weights_does_not_stall_as_that_of_swa_utils_does(
 def test_in_place_changes_of_a_parameter_reach_its_master_weight(dtype, flatten):
     weight = nn.Parameter(torch.full((3,), 0.123, dtype=dtype))
     optimizer = FusedEmaAdam([weight], lr=1e-4, weight_decay=0.0, flatten=flatten)
-    weight.grad = torch.ones(3, dtype=dtype)
-    optimizer.step()
+    step_with(optimizer)
     kept = optimizer.state[weight]["master_params"].clone()
     with torch.no_grad():
         weight[1] = 4.0
-    weight.grad.zero_()
     optimizer.param_groups[0]["lr"] = 0.0
-    optimizer.step()
+    step_with(optimizer, 0.0)
     expected = torch.stack([kept[0], torch.tensor(4.0), kept[2]])
     assert torch.equal(optimizer.state[weight]["master_params"], expected)
     assert torch.equal(weight.detach(), expected.to(dtype))
@@ -116,19 +111,12 @@ def test_a_compiled_step_continues_from_changed_parameters(change, has_grad, fla
     assert torch.equal(optimizer.state[weight]["ema_params"], expected)
 
 
-def stepped(dtype, flatten):
-    """Return a weight after a step that does not move it."""
-    weight = nn.Parameter(torch.arange(9, dtype=dtype).view(3, 3))
-    optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
-    weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    return weight, optimizer
-
-
 @each_flatten
 @each_half
 def test_a_write_through_data_is_overwritten(dtype, flatten):
-    weight, optimizer = stepped(dtype, flatten)
+    weight = nn.Parameter(torch.arange(9, dtype=dtype).view(3, 3))
+    optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
+    step_with(optimizer, 0.0)
     weight.data.fill_(4.0)
     optimizer.step()
     expected = torch.arange(9.0).view(3, 3)
@@ -137,9 +125,8 @@ def test_a_write_through_data_is_overwritten(dtype, flatten):
 
 
 def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
-    """Train under a GradScaler; some steps have an infinite gradient."""
-    model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, **options, flatten=flatten)
+    """Train under a GradScaler; some steps have an infinite gradient. Return the optimizer and the other steps."""
+    model, optimizer = trained(dtype, 0, **options, flatten=flatten)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
     count = 0
     for step in range(steps):
@@ -151,12 +138,12 @@ def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
             next(model.parameters()).grad[0, 0] = float("inf")
         else:
             count += 1
-        before = weights_of(model) + states_of(optimizer)
+        before = contents_of(optimizer)
         scaler.step(optimizer)
         if step in infinite_steps:
-            assert_all_equal(weights_of(model) + states_of(optimizer), before)
+            assert_all_equal(contents_of(optimizer), before)
         scaler.update()
-    return model, optimizer, count
+    return optimizer, count
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio"}, {"ema_update_every": 2}], ids=str)
@@ -164,11 +151,8 @@ def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("infinite_steps", [(), (0,), (0, 1, 3)], ids=str)
 def test_with_a_grad_scaler_a_step_is_unscaled_or_skipped(infinite_steps, dtype, flatten, options):
-    model, optimizer, count = scaled_run(dtype, infinite_steps, flatten, **options)
-    expected = Weights(dtype)
-    expected_optimizer = FusedEmaAdam(expected.parameters(), **SETTINGS, **options, flatten=flatten)
-    train(expected, expected_optimizer, range(count))
-    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(expected) + states_of(expected_optimizer))
+    optimizer, count = scaled_run(dtype, infinite_steps, flatten, **options)
+    assert_same(optimizer, trained(dtype, count, **options, flatten=flatten)[1])
 
 
 @pytest.mark.parametrize("options", [{}, {"master_weights": False}], ids=str)
@@ -204,8 +188,7 @@ def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
 def test_a_scaled_step_without_any_gradient_updates_the_averages(flatten):
     weight = nn.Parameter(torch.ones(4))
     optimizer = FusedEmaAdam([weight], lr=0.1, ema_decay=0.5, flatten=flatten)
-    weight.grad = torch.ones(4)
-    optimizer.step()
+    step_with(optimizer)
     optimizer.zero_grad()
     expected = (weight + optimizer.state[weight]["ema_params"]).detach() / 2
     scaler = torch.amp.GradScaler("cpu")
@@ -217,9 +200,7 @@ def test_a_scaled_step_without_any_gradient_updates_the_averages(flatten):
 @each_flatten
 @each_half
 def test_master_weights_of_a_state_without_averages_are_kept(dtype, flatten):
-    model, other_model = Weights(dtype), Weights(dtype)
-    optimizer, other = (FusedEmaAdam(each.parameters(), **SETTINGS, flatten=flatten) for each in (model, other_model))
-    train(model, optimizer, range(3))
+    (model, optimizer), (other_model, other) = (trained(dtype, steps, flatten=flatten) for steps in (3, 0))
     contents = copy.deepcopy(optimizer.state_dict())
     for state in contents["state"].values():
         del state["ema_params"]
@@ -239,8 +220,7 @@ def test_an_assigned_master_weights_takes_effect_in_the_next_step(flatten):
     found = []
     for master_weights in (True, False, True):
         optimizer.param_groups[0]["master_weights"] = master_weights
-        weight.grad = torch.ones_like(weight)
-        optimizer.step()
+        step_with(optimizer)
         found.append({value.dtype for name, value in optimizer.state[weight].items() if name != "step"})
     assert found == [{torch.float32}, {torch.bfloat16}, {torch.float32}]
     assert optimizer.state[weight]["step"] == 3

@@ -11,26 +11,25 @@ import torch
 import torch.distributed.checkpoint.state_dict as dcp
 from torch import nn
 
+from tests._optim import step_with
+
 VALUES = {"a": 1.0, "b": 100.0, "c": 7.0}
 
 
 def _optimizer(*groups, named=True):
     """Return an optimizer whose learning rate in a group is the value of its first parameter, and its parameters."""
     params = {name: nn.Parameter(torch.full((4,), VALUES[name])) for names in groups for name in names}
-    all_params = [[(name, params[name]) if named else params[name] for name in names] for names in groups]
-    rates = [VALUES[names[0]] * 1e-3 for names in groups]
-    optimizer = FusedEmaAdam(
-        [{"params": given, "lr": lr} for given, lr in zip(all_params, rates, strict=True)], ema_decay=0.9
-    )
-    return optimizer, params
+    given = [
+        {"params": [(name, params[name]) if named else params[name] for name in names], "lr": VALUES[names[0]] * 1e-3}
+        for names in groups
+    ]
+    return FusedEmaAdam(given, ema_decay=0.9), params
 
 
 def _checkpoint(*groups, **options):
     """Return a checkpoint after a step."""
-    optimizer, params = _optimizer(*groups, **options)
-    for param in params.values():
-        param.grad = torch.ones(4)
-    optimizer.step()
+    optimizer, _ = _optimizer(*groups, **options)
+    step_with(optimizer)
     return copy.deepcopy(optimizer.state_dict())
 
 
@@ -87,9 +86,7 @@ def test_names_that_differ_are_refused_and_change_nothing(saved, own, accepted, 
 def test_a_distributed_checkpoint_in_another_order_is_loaded_by_the_names_of_the_model(is_named):
     models = [nn.ParameterDict({name: torch.full((4,), VALUES[name]) for name in "ab"}) for _ in range(2)]
     first = FusedEmaAdam(models[0].named_parameters(), ema_decay=0.9)
-    for param in models[0].values():
-        param.grad = torch.ones(4)
-    first.step()
+    step_with(first)
     file = io.BytesIO()
     torch.save(dcp.get_optimizer_state_dict(models[0], first), file)
     file.seek(0)

@@ -18,10 +18,12 @@ from tests._optim import (
     Weights,
     assert_all_close,
     assert_all_equal,
+    contents_of,
     each_dtype,
     each_flatten,
     states_of,
     train,
+    trained,
     weights_of,
 )
 
@@ -93,9 +95,7 @@ def test_the_groups_of_an_optimizer_can_be_those_of_another():
 
 @each_dtype
 def test_state_has_torchs_keys_and_without_master_weights_the_parameters_dtype_and_shape(dtype):
-    model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, master_weights=False)
-    train(model, optimizer, range(3))
+    model, optimizer = trained(dtype, master_weights=False)
     for weight in model.parameters():
         state = optimizer.state[weight]
         assert set(state) == set(STATE)
@@ -152,7 +152,7 @@ def test_a_compiled_step_with_a_scheduler_is_compiled_twice_at_most(backend, fla
             with warnings.catch_warnings():  # it does not see a compiled step
                 warnings.simplefilter("ignore")
                 scheduler.step()
-        results.append(weights_of(model) + states_of(optimizer))
+        results.append(contents_of(optimizer))
     assert_all_close(*results, 1e-5)
     assert 1 <= counter.frame_count <= 2
 
@@ -261,11 +261,11 @@ def test_a_step_with_an_option_that_became_invalid_raises_and_changes_nothing(op
     model = Weights()
     optimizer = FusedEmaAdam([{"params": [weight]} for weight in model.parameters()])
     train(model, optimizer, [0])
-    before = weights_of(model) + states_of(optimizer)
+    before = contents_of(optimizer)
     optimizer.param_groups[-1].update(options)
     with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
         optimizer.step()
-    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+    assert_all_equal(contents_of(optimizer), before)
 
 
 @each_flatten
@@ -278,59 +278,39 @@ def test_a_step_with_an_option_that_became_invalid_raises_and_changes_nothing(op
     ids=["tensor", "list"],
 )
 def test_an_option_with_contents_that_became_invalid_raises(options, spoil, sentence, flatten):
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), **copy.deepcopy(options), flatten=flatten)
-    train(model, optimizer, range(2))
+    _, optimizer = trained(steps=2, **copy.deepcopy(options), flatten=flatten)
     spoil(optimizer.param_groups[0])
     with pytest.raises(ValueError, match=f"^FusedEmaAdam: {sentence}"):
         optimizer.step()
 
 
-def _sparse_gradient():
-    weight = nn.Parameter(torch.ones(2, 2))
-    weight.grad = torch.eye(2).to_sparse()
-    return weight
-
-
-def _complex_gradient():
-    weight = nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False)
-    weight.grad = torch.ones(2, dtype=torch.complex64)
-    return weight
-
-
-def _gradient_of_another_dtype():
-    weight = nn.Parameter(torch.ones(2))
-    weight.grad_dtype = None
-    weight.grad = torch.ones(2, dtype=torch.float64)
-    return weight
-
-
+_COMPLEX = torch.ones(2, dtype=torch.complex64)
 BAD_GRADIENTS = {
-    "sparse": (_sparse_gradient, r"must be dense, but it is torch\.sparse_coo"),
-    "complex": (_complex_gradient, r"must have a real floating-point dtype, but it has torch\.complex64"),
+    "sparse": (torch.ones(2, 2), torch.eye(2).to_sparse(), r"must be dense, but it is torch\.sparse_coo"),
+    "complex": (_COMPLEX, _COMPLEX, r"must have a real floating-point dtype, but it has torch\.complex64"),
 }
 if hasattr(torch.Tensor, "grad_dtype"):  # without it, as in torch 2.9, torch refuses such a gradient
     BAD_GRADIENTS["of another dtype"] = (
-        _gradient_of_another_dtype,
+        torch.ones(2),
+        torch.ones(2, dtype=torch.float64),
         r"must be torch\.float32 \[2\] on cpu, as its parameter is, but it is torch\.float64 \[2\] on cpu",
     )
 
 
 @pytest.mark.parametrize("stepped", [False, True], ids=["in the first step", "later"])
-@pytest.mark.parametrize("make, sentence", BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
-def test_an_invalid_gradient_raises_and_no_parameter_changes(make, sentence, stepped):
+@pytest.mark.parametrize("weight, gradient, sentence", BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
+def test_an_invalid_gradient_raises_and_no_parameter_changes(weight, gradient, sentence, stepped):
     model = Weights()
-    bad = make()
+    bad = nn.Parameter(weight.clone(), requires_grad=not weight.is_complex())
     optimizer = FusedEmaAdam([{"params": model.parameters()}, {"params": [nn.Parameter(torch.ones(1)), bad]}])
-    gradient, bad.grad = bad.grad, None
     if stepped:
         train(model, optimizer, range(2))
-    before = weights_of(model) + states_of(optimizer)
+    before = contents_of(optimizer)
     model.set_gradients(2)
-    bad.grad = gradient
+    bad.grad_dtype, bad.grad = None, gradient
     with pytest.raises(RuntimeError, match=f"^FusedEmaAdam: the gradient of parameter 1 of group 1 {sentence}$"):
         optimizer.step()
-    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+    assert_all_equal(contents_of(optimizer), before)
 
 
 @pytest.mark.parametrize("is_group", [False, True])

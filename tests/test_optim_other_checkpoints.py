@@ -22,10 +22,13 @@ from tests._optim import (
     Weights,
     assert_all_close,
     assert_all_equal,
+    assert_same,
+    averaged,
     averages_of,
     each_flatten,
     states_of,
     train,
+    trained,
     weights_of,
 )
 
@@ -67,7 +70,7 @@ def test_a_checkpoint_of_torch_resumes_with_averages_that_start_from_the_weights
     losses = []
     for step in range(5, 10):
         losses += train_network(theirs, optimizer, [step])
-        averages = [(average + weight) / 2 for average, weight in zip(averages, weights_of(theirs), strict=True)]
+        averages = averaged(averages, theirs, 0.5)
     assert my_losses == pytest.approx(losses, rel=1e-12)
     assert_all_close(weights_of(mine), weights_of(theirs), 1e-13)
     assert_all_close(averages_of(mine, my_optimizer), averages, 1e-13)
@@ -92,19 +95,11 @@ def test_its_checkpoint_resumes_with_torch(name, options, flatten):
     assert_all_close(weights_of(theirs), weights_of(mine), 1e-13)
 
 
-def through_load(model, theirs, optimizer):
-    optimizer.load_state_dict(theirs.state_dict())
-
-
-def through_distributed_state_dict(model, theirs, optimizer):
-    set_optimizer_state_dict(model, optimizer, get_optimizer_state_dict(model, theirs))
-
-
 @each_flatten
-@pytest.mark.parametrize("load", [through_load, through_distributed_state_dict])
+@pytest.mark.parametrize("is_distributed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @each_optimizer
-def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype, load, flatten):
+def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype, is_distributed, flatten):
     model = network(dtype)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
     train_network(model, optimizer, range(3))
@@ -114,7 +109,10 @@ def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype
     weights = weights_of(model)
     back = FusedEmaAdam(model.parameters(), flatten=flatten)
     with pytest.warns(UserWarning, match="their EMA starts from the weights"):
-        load(model, theirs, back)
+        if is_distributed:
+            set_optimizer_state_dict(model, back, get_optimizer_state_dict(model, theirs))
+        else:
+            back.load_state_dict(theirs.state_dict())
     back.param_groups[0].update(lr=0.0, ema_decay=1.0)
     train_network(model, back, [6])
     assert_all_equal(weights_of(model), weights)
@@ -150,15 +148,12 @@ OTHERS = {
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_checkpoint_of_another_optimizer_raises_and_changes_nothing(name, steps):
-    model = Weights()
+    model, optimizer = trained(steps=2)
     options, lacks = OTHERS[name]
     theirs = getattr(torch.optim, name)(list(model.parameters()), **options)
     train(model, theirs, range(steps if name != "SparseAdam" else 0))
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    train(model, optimizer, range(2))
     before = copy.deepcopy(optimizer.state_dict())
-    sentence = f"group 0 must have the options of Adam or AdamW, but it lacks {lacks}$"
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=f"group 0 must have the options of Adam or AdamW, but it lacks {lacks}$"):
         optimizer.load_state_dict(theirs.state_dict())
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
     assert_all_equal(list(optimizer.state_dict()["state"].values()), list(before["state"].values()))
@@ -184,22 +179,18 @@ def mindspeeds_state_dict(optimizer):
 
 @each_flatten
 def test_a_checkpoint_of_mindspeed_resumes(flatten):
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, ema_warmup="ratio")
-    train(model, optimizer, range(5))
+    model, optimizer = trained(steps=5, ema_warmup="ratio")
     other = copy.deepcopy(model)
     resumed = FusedEmaAdam(other.parameters(), **SETTINGS, ema_warmup="ratio", flatten=flatten)
     resumed.load_state_dict(mindspeeds_state_dict(optimizer))
     assert "step" not in resumed.param_groups[0]
     train(model, optimizer, range(5, 8))
     train(other, resumed, range(5, 8))
-    assert_all_equal(weights_of(other) + states_of(resumed), weights_of(model) + states_of(optimizer))
+    assert_same(resumed, optimizer)
 
 
 def test_a_state_dict_for_mindspeed_has_its_layout():
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    train(model, optimizer, range(5))
+    _, optimizer = trained(steps=5)
     converted, expected = to_mindspeed_state_dict(optimizer.state_dict()), mindspeeds_state_dict(optimizer)
     assert converted["param_groups"][0]["step"].dtype == torch.int64
     assert expected["param_groups"][0].items() <= converted["param_groups"][0].items()
@@ -236,7 +227,7 @@ def test_torch_distributed_checkpoint_restores_all_states_of_a_new_optimizer(dty
     contents = {"model": weights, "optimizer": state}
     dcp.load(contents, checkpoint_id=tmp_path)
     set_state_dict(other, other_optimizer, model_state_dict=contents["model"], optim_state_dict=contents["optimizer"])
-    assert_all_equal(weights_of(other) + states_of(other_optimizer), weights_of(model) + states_of(optimizer))
+    assert_same(other_optimizer, optimizer)
     expected = train_network(model, optimizer, range(5, 10))
     assert train_network(other, other_optimizer, range(5, 10)) == expected
     assert_all_equal(states_of(other_optimizer), states_of(optimizer))

@@ -7,20 +7,25 @@ from torch_aclnn_ops.optim import FusedEmaAdam, unwrap
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests._optim import Weights, assert_all_close, assert_all_equal, averages_of, states_of, train, weights_of
-from tests.test_optim_averages import SCHEDULES, each_flatten
+from tests._optim import (
+    Weights,
+    assert_all_close,
+    assert_all_equal,
+    averaged,
+    averaged_model,
+    averages_of,
+    each_flatten,
+    states_of,
+    step_with,
+    train,
+    trained,
+    weights_of,
+)
+from tests.test_optim_averages import SCHEDULES
 
 # Compiled always, one of each kind; compilation takes a hundred times the steps.
 COMPILED = ("late ratio", "every third")
-
-
-def take_gradients(model, step):
-    """Leave a gradient to some parameters only, to others in each step."""
-    for i, weight in enumerate(model.parameters()):
-        if (step + i) % 3 == 0:
-            weight.grad = None
 
 
 @each_flatten
@@ -28,16 +33,16 @@ def take_gradients(model, step):
 def test_averages_without_a_gradient_equal_those_of_swa_utils(dtype, flatten):
     model = Weights(dtype)
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.9, ema_start_step=1, flatten=flatten)
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    expected = averaged_model(model, 0.9)
     for step in range(20):
         model.set_gradients(step)
-        if step > 0:
-            take_gradients(model, step)
+        for i, weight in enumerate(model.parameters()):
+            if step > 0 and (step + i) % 3 == 0:
+                weight.grad = None
         optimizer.step()
-        averaged.update_parameters(model)
-    assert_all_close(
-        averages_of(model, optimizer), list(averaged.module.parameters()), 1e-6 if dtype.itemsize == 4 else 1e-14
-    )
+        expected.update_parameters(model)
+    tolerance = 1e-6 if dtype.itemsize == 4 else 1e-14
+    assert_all_close(averages_of(model, optimizer), weights_of(expected.module), tolerance)
 
 
 @each_flatten
@@ -66,7 +71,7 @@ def test_a_schedule_uses_the_largest_step_count(options, decays, flatten, is_com
             for weight in list(model.parameters())[1:]:
                 weight.grad = None
         step()
-        averages = [decay * old + (1 - decay) * new for old, new in zip(averages, weights_of(model), strict=True)]
+        averages = averaged(averages, model, decay)
         assert_all_close(averages_of(model, optimizer), averages, 1e-6 if is_compiled else 1e-14)
     assert [int(optimizer.state[weight]["step"]) for weight in model.parameters()] == [len(decays), 1, 1, 1, 1, 1]
 
@@ -98,9 +103,7 @@ def test_ema_without_grad_false_freezes_the_averages(flatten):
     optimizer.step()
     after = averages_of(model, optimizer)
     assert_all_equal(after[3:], before[3:])
-    assert_all_close(
-        after[:3], [old.lerp(new, 0.5) for old, new in zip(before[:3], weights_of(model), strict=False)], 1e-14
-    )
+    assert_all_close(after[:3], averaged(before, model, 0.5)[:3], 1e-14)
 
 
 @each_flatten
@@ -108,8 +111,7 @@ def test_ema_without_grad_false_freezes_the_averages(flatten):
 def test_a_16_bit_parameter_is_ema_updated_from_its_master_weight(master_weights, flatten):
     weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     optimizer = FusedEmaAdam([weight], lr=1e-3, ema_decay=0.75, master_weights=master_weights, flatten=flatten)
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
+    step_with(optimizer)
     state = optimizer.state[weight]
     average, truth = state["ema_params"].clone(), state.get("master_params", weight.detach())
     weight.grad = None
@@ -139,9 +141,7 @@ def test_a_step_skipped_by_a_scaler_updates_no_average(flatten):
     weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = FusedEmaAdam(weights, lr=0.1, ema_decay=0.5, flatten=flatten)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for weight in weights:
-        weight.grad = torch.ones(2)
-    optimizer.step()
+    step_with(optimizer)
     before = states_of(optimizer)
     weights[1].grad = None
     scaler.scale(weights[0].sum() * float("inf")).backward()
@@ -152,9 +152,7 @@ def test_a_step_skipped_by_a_scaler_updates_no_average(flatten):
 @each_flatten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reset_averages_start_from_the_weights(dtype, flatten):
-    model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), lr=0.1, flatten=flatten)
-    train(model, optimizer, range(3))
+    model, optimizer = trained(dtype, lr=0.1, ema_decay=0.9999, flatten=flatten)
     with torch.no_grad():
         next(model.parameters()).fill_(3.0)  # by somebody else, so its master has to follow
     steps = [int(state["step"]) for state in optimizer.state.values()]

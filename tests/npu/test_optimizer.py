@@ -14,8 +14,11 @@ from tests._optim import (
     assert_all_close,
     assert_all_equal,
     averages_of,
+    contents_of,
     each_flatten,
+    params_of,
     states_of,
+    step_with,
     train,
     weights_of,
 )
@@ -24,18 +27,22 @@ OPERATOR = "aclnnApplyFusedEmaAdam"
 
 
 def on_the_cpu(tensors):
-    return [tensor.cpu() for tensor in tensors]
+    return [tensor.detach().cpu() for tensor in tensors]
+
+
+def set_gradients(model, step, has_one=lambda i: True):
+    """Set the gradients of the CPU's model, so that both devices are given the same."""
+    reference = Weights(next(model.parameters()).dtype)
+    reference.set_gradients(step)
+    for i, (weight, other) in enumerate(zip(model.parameters(), reference.parameters(), strict=True)):
+        weight.grad = other.grad.to(weight.device) if has_one(i) else None
 
 
 def trained(device, dtype, steps, **options):
-    """Train with the CPU's gradients of the model's weights, so that both devices are given the same."""
     model = Weights(dtype).to(device)
-    reference = Weights(dtype)
     optimizer = FusedEmaAdam(model.parameters(), **{**SETTINGS, **options})
     for step in range(steps):
-        reference.set_gradients(step)
-        for weight, other in zip(model.parameters(), reference.parameters(), strict=True):
-            weight.grad = other.grad.to(device)
+        set_gradients(model, step)
         optimizer.step()
     return model, optimizer
 
@@ -81,7 +88,7 @@ def launches_of(step):
 
 
 def many(count, dtype=torch.float32, **options):
-    weights = [nn.Parameter(torch.randn(16, device="npu").to(dtype)) for _ in range(count)]
+    weights = [nn.Parameter(torch.linspace(-1, i, 16).to("npu", dtype)) for i in range(count)]
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     return weights, FusedEmaAdam(weights, **options)
@@ -144,25 +151,19 @@ def test_scaled_steps_and_tensor_learning_rates_do_not_synchronize(monkeypatch, 
 @pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio", "ema_start_step": 1, "ema_update_every": 2}], ids=str)
 def test_a_skipped_step_changes_nothing(options, dtype, flatten):
     skipping, other = (many(3, dtype, flatten=flatten, lr=0.1, **options) for _ in range(2))
-    with torch.no_grad():
-        for weight, start in zip(other[0], skipping[0], strict=True):
-            weight.copy_(start)
     for is_skipped in (True, False, False, True, True, False, False):
         weights, optimizer = skipping
-        before = weights_of(nn.ParameterList(weights)) + states_of(optimizer)
+        before = contents_of(optimizer)
         for weight in weights:
             weight.grad = torch.full_like(weight, float("inf") if is_skipped else 2.0)
         optimizer.grad_scale = torch.tensor(4.0, device="npu")
         optimizer.found_inf = torch.tensor(float(is_skipped), device="npu")
         optimizer.step()
         if is_skipped:
-            after = weights_of(nn.ParameterList(weights)) + states_of(optimizer)
-            assert_all_equal(on_the_cpu(after), on_the_cpu(before))
+            assert_all_equal(on_the_cpu(contents_of(optimizer)), on_the_cpu(before))
             continue
-        for weight in other[0]:
-            weight.grad = torch.full_like(weight, 0.5)
-        other[1].step()
-    assert_all_equal(*(on_the_cpu(weights_of(nn.ParameterList(weights))) for weights, _ in (skipping, other)))
+        step_with(other[1], 0.5)
+    assert_all_equal(*(on_the_cpu(weights) for weights, _ in (skipping, other)))
     assert_all_close(on_the_cpu(states_of(skipping[1])), on_the_cpu(states_of(other[1])), 1e-6)
 
 
@@ -219,14 +220,10 @@ def test_after_a_skipped_step_of_some_parameters_each_continues_from_its_own_ste
 @each_flatten
 def test_a_tensor_learning_rate_on_the_device_equals_the_number(flatten):
     pairs = [many(3, flatten=flatten, lr=lr) for lr in (torch.tensor(0.1, device="npu"), 0.1)]
-    with torch.no_grad():
-        for weight, start in zip(pairs[0][0], pairs[1][0], strict=True):
-            weight.copy_(start)
     for _ in range(5):
         for _, optimizer in pairs:
             optimizer.step()
-    for weight, other in zip(pairs[0][0], pairs[1][0], strict=True):
-        torch.testing.assert_close(weight.cpu(), other.cpu(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*(on_the_cpu(weights) for weights, _ in pairs), rtol=1e-6, atol=1e-6)
 
 
 @each_flatten
@@ -247,13 +244,9 @@ def test_a_checkpoint_of_the_npu_resumes_on_the_cpu(flatten):
 def test_averages_without_a_gradient_are_updated_as_on_the_cpu(options, dtype, flatten):
     results = []
     for device in ("npu", "cpu"):
-        model = Weights(dtype).to(device)
-        reference = Weights(dtype)
-        optimizer = FusedEmaAdam(model.parameters(), **{**SETTINGS, **options}, flatten=flatten)
+        model, optimizer = trained(device, dtype, 0, **options, flatten=flatten)
         for step in range(8):
-            reference.set_gradients(step)
-            for i, (weight, other) in enumerate(zip(model.parameters(), reference.parameters(), strict=True)):
-                weight.grad = None if step and (step + i) % 3 == 0 else other.grad.to(device)
+            set_gradients(model, step, lambda i, step=step: step == 0 or (step + i) % 3 != 0)
             optimizer.step()
         results.append(on_the_cpu(averages_of(model, optimizer)))
     assert_all_close(*results, 1e-6)
@@ -261,14 +254,8 @@ def test_averages_without_a_gradient_are_updated_as_on_the_cpu(options, dtype, f
 
 @each_flatten
 def test_a_step_skipped_on_the_device_updates_no_average(flatten):
-    model = Weights(torch.float32).npu()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
-    for i in range(2):
-        for weight in list(model.parameters())[i:]:
-            weight.grad = torch.ones_like(weight)
-        if not optimizer.state:
-            optimizer.step()
-            optimizer.zero_grad()
+    _, optimizer = trained("npu", torch.float32, 1, flatten=flatten)
+    params_of(optimizer)[0].grad = None
     before = states_of(optimizer)
     optimizer.grad_scale, optimizer.found_inf = torch.ones(()).npu(), torch.ones(()).npu()
     optimizer.step()
@@ -278,8 +265,7 @@ def test_a_step_skipped_on_the_device_updates_no_average(flatten):
 def test_changes_of_parameters_on_the_device_reach_averages_on_the_host():
     param = nn.Parameter(torch.randn(4, dtype=torch.bfloat16, device="npu"))
     optimizer = FusedEmaAdam([param], lr=0.1, ema_decay=0.5)
-    param.grad = torch.ones_like(param)
-    optimizer.step()
+    step_with(optimizer)
     state, weights = optimizer.state[param], param.detach().clone()
     state["ema_params"] = expected = state["ema_params"].cpu()
     expected = expected.clone()
@@ -307,15 +293,11 @@ def test_averages_of_a_model_that_was_moved_are_exported_where_it_is(tmp_path):
 @pytest.mark.every_nth_case(3)
 def test_steps_of_a_disabled_package_launch_nothing_and_give_the_same_weights(is_compiled, flatten):
     expected, _ = trained("npu", torch.float32, 3, flatten=flatten)
-    model = Weights(torch.float32).to("npu")
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    model, optimizer = trained("npu", torch.float32, 0, flatten=flatten)
     step = torch.compile(optimizer.step, backend="aot_eager") if is_compiled else optimizer.step
     with disabled(), report() as counts:
         for number in range(3):
-            reference = Weights(torch.float32)
-            reference.set_gradients(number)
-            for weight, other in zip(model.parameters(), reference.parameters(), strict=True):
-                weight.grad = other.grad.to("npu")
+            set_gradients(model, number)
             said = step() if is_compiled else explain(step)
             assert said in (None, "apply_fused_ema_adam_: PyTorch fallback, because torch_aclnn_ops is disabled")
     assert counts.as_dict()["launches"] == {}
@@ -344,11 +326,9 @@ def test_states_with_new_data_are_used(which):
                 tensor.data = 2 * tensor.data
             else:
                 tensor.mul_(2)
-        for weight in model.parameters():
-            weight.grad = torch.ones_like(weight)
-        optimizer.step()
+        step_with(optimizer)
         with optimizer.swap_ema_params():
             averages = weights_of(model)
-        results.append(on_the_cpu([*weights_of(model), *states_of(optimizer), *averages]))
+        results.append(on_the_cpu([*contents_of(optimizer), *averages]))
         del aliases
     assert_all_close(*results, 1e-6)

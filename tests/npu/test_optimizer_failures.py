@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests._failing_steps import FailOperators
-from tests._optim import SETTINGS, Weights, assert_all_equal, states_of
+from tests._optim import SETTINGS, Weights, assert_all_equal, contents_of, params_of, step_with
 
 pytestmark = pytest.mark.simulator
 
@@ -27,14 +27,12 @@ def _nothing_is_left_over():
 def trained(**options):
     weights = [nn.Parameter(torch.arange(3.0, device="npu") + i) for i in range(4)]
     optimizer = FusedEmaAdam(weights, lr=0.1, ema_decay=0.5, **options)
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
+    step_with(optimizer)
     return weights, optimizer
 
 
-def contents(weights, optimizer):
-    return [tensor.detach().cpu() for tensor in (*weights, *states_of(optimizer))]
+def contents(optimizer):
+    return [tensor.cpu() for tensor in contents_of(optimizer)]
 
 
 @pytest.mark.skipif(
@@ -43,21 +41,14 @@ def contents(weights, optimizer):
 @pytest.mark.parametrize("nth", range(1, 9))  # of 4 copies of weights, and 4 of averages
 def test_a_failed_copy_on_entering_a_swap_loses_nothing(nth):
     weights, optimizer = trained()
-    before = contents(weights, optimizer)
+    before = contents(optimizer)
     host_npu.fail("aclnnInplaceCopyGetWorkspaceSize", nth)
     with pytest.raises(RuntimeError), optimizer.swap_ema_params():
         pytest.fail("the block must not run")
-    assert_all_equal(contents(weights, optimizer), before)
+    assert_all_equal(contents(optimizer), before)
     with optimizer.swap_ema_params():
-        assert_all_equal(
-            *(
-                [tensor.cpu() for tensor in tensors]
-                for tensors in (
-                    [weight.detach() for weight in weights],
-                    [optimizer.state[weight]["ema_params"] for weight in weights],
-                )
-            )
-        )
+        for weight in weights:
+            assert torch.equal(weight, optimizer.state[weight]["ema_params"])
 
 
 @pytest.mark.parametrize("nth", [1, 3])
@@ -73,26 +64,21 @@ def test_a_failed_step_says_to_load_a_checkpoint(nth):
 @pytest.mark.parametrize("options", [{}, {"maximize": True}, {"ema_warmup": "ratio"}], ids=str)
 def test_a_step_that_cann_refuses_writes_nothing(nth, options):
     weights, optimizer = trained(**options)
-    before = contents(weights, optimizer)
+    before = contents(optimizer)
     host_npu.fail("aclnnApplyFusedEmaAdamGetWorkspaceSize", nth)
     with pytest.raises(RuntimeError, match="phase one refused"):
         optimizer.step()
-    assert_all_equal(contents(weights, optimizer), before)
+    assert_all_equal(contents(optimizer), before)
     assert [int(optimizer.state[weight]["step"]) for weight in weights] == [1] * 4
 
 
 def test_an_invalid_tensor_in_a_list_raises_what_the_operator_raises_and_writes_nothing():
     weights, optimizer = trained()
     optimizer.state[weights[3]]["exp_avg"] = optimizer.state[weights[3]]["exp_avg_sq"]
-    before = contents(weights, optimizer)
+    before = contents(optimizer)
     with pytest.raises(RuntimeError, match="apply_fused_ema_adam_: "):
         optimizer.step()
-    assert_all_equal(contents(weights, optimizer), before)
-
-
-def _set_gradients(optimizer):
-    for param in optimizer.param_groups[0]["params"]:
-        param.grad = torch.ones_like(param)
+    assert_all_equal(contents(optimizer), before)
 
 
 def _not_flattened(optimizer):
@@ -107,10 +93,10 @@ def test_the_next_step_creates_the_buffers_after_any_failure(has_new_param):
         first, *others = [param for model in models for param in model.parameters()]
         optimizer = FusedEmaAdam(others, **SETTINGS, flatten=True)
         if has_new_param:
-            _set_gradients(optimizer)
-            optimizer.step()
+            step_with(optimizer)
         optimizer.param_groups[0]["params"].append(first)
-        _set_gradients(optimizer)
+        for param in params_of(optimizer):
+            param.grad = torch.ones_like(param)
         return optimizer
 
     expected = start()
@@ -128,6 +114,5 @@ def test_the_next_step_creates_the_buffers_after_any_failure(has_new_param):
         optimizer.step()
         assert _not_flattened(optimizer) == _not_flattened(expected), (nth, disturbance.seen[nth])
         compared += not is_partly_updated
-        for param, other in zip(optimizer.param_groups[0]["params"], expected.param_groups[0]["params"], strict=True):
-            assert is_partly_updated or torch.equal(param, other)
+        assert is_partly_updated or all(map(torch.equal, params_of(optimizer), params_of(expected)))
     assert nth > 50 and compared > 20

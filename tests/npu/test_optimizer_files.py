@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, load_model, save_model
 
-from tests.npu.test_optimizer import each_flatten
+from tests._optim import each_flatten
 
 
 def _model_and_optimizer(flatten, device="npu"):

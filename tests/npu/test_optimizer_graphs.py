@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests._optim import assert_all_close, each_flatten, states_of
+from tests._optim import assert_all_close, contents_of, each_flatten, step_with
 
 pytestmark = [
     pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures in another way"),
@@ -47,10 +47,8 @@ class Training:
 
 
 def assert_same(replayed, plain):
-    found, expected = ([state.cpu() for state in states_of(each.optimizer)] for each in (replayed, plain))
+    found, expected = ([one.cpu() for one in contents_of(each.optimizer)] for each in (replayed, plain))
     assert_all_close(found, expected, 1e-6)
-    weights = ([weight.detach().cpu() for weight in each.weights] for each in (replayed, plain))
-    assert_all_close(*weights, 1e-6)
 
 
 @pytest.mark.parametrize("warmup_after", [None, "ratio"])
@@ -164,9 +162,7 @@ def test_a_replay_overwrites_what_a_program_has_written_to_a_16_bit_parameter(fl
 def test_the_average_of_a_parameter_on_another_device_needs_no_gradient(flatten):
     weights = [nn.Parameter(torch.ones(4, device=device)) for device in ("npu", "npu", "cpu")]
     optimizer = FusedEmaAdam(weights, lr=0.1, ema_decay=0.5, flatten=flatten)
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
+    step_with(optimizer)
     weights[1].grad = weights[2].grad = None
     optimizer.step()
     averages = [optimizer.state[weight]["ema_params"].cpu() for weight in weights[1:]]
