@@ -30,6 +30,12 @@ def is_dtensor(value: object) -> bool:
     return type(value) not in (Tensor, Parameter) and getattr(type(value), "to_local", None) is not None
 
 
+def local(tensor: Any) -> Tensor:
+    """Return the local shard of a ``DTensor``, or the tensor itself."""
+    shard: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
+    return shard
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype an operator computes in: float64 for float64, else float32, as on the device."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -85,6 +91,17 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(one)
     else:
         yield value
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is non-overlapping and dense, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def extent(tensor: Tensor) -> int:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops._tensors import is_dtensor
+from torch_aclnn_ops._tensors import is_dtensor, local
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update, update
-from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, local, mark_modified
 
 import torch
 from torch import Tensor

@@ -8,8 +8,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._checks import describe
-from torch_aclnn_ops._tensors import is_dtensor, map_nested
-from torch_aclnn_ops.ops.ema_adam.lists import local
+from torch_aclnn_ops._tensors import is_dtensor, local, map_nested
 from torch_aclnn_ops.optim.options import options_of
 from torch_aclnn_ops.optim.state import TENSOR_STATES
 

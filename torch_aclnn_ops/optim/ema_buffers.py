@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._tensors import DTYPES, is_plain, overlaps_itself
-from torch_aclnn_ops.ops.ema_adam.lists import Options
+from torch_aclnn_ops.ops.ema_adam import Options
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import dtype_of_states
 from torch_aclnn_ops.optim.step import ParamsWithoutGrad, update_ema_params

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch_aclnn_ops._checks import check_bool, describe
+from torch_aclnn_ops._tensors import local
 from torch_aclnn_ops._torch_compat.private import load_state_dict_hooks
-from torch_aclnn_ops.ops.ema_adam.lists import local
 from torch_aclnn_ops.optim import checkpoints
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers
 from torch_aclnn_ops.optim.flat import FlatGroup

@@ -6,9 +6,9 @@ from operator import ne
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._cpu_extension import have_grads, holds, placement
-from torch_aclnn_ops._tensors import is_plain
+from torch_aclnn_ops._tensors import is_dense, is_plain
 from torch_aclnn_ops._torch_compat.private import foreach_copy_, is_in_fsdp1_unit
-from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, is_dense
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import (
     CachedState,

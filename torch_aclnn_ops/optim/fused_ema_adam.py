@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, overload
 from torch_aclnn_ops._call_log import log_detail
 from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
-from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer

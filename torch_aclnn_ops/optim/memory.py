@@ -5,8 +5,7 @@ from operator import eq
 from typing import Any
 
 from torch_aclnn_ops._cpu_extension import holds, placement
-from torch_aclnn_ops._tensors import extent, first_overlap, is_plain
-from torch_aclnn_ops.ops.ema_adam.lists import local
+from torch_aclnn_ops._tensors import extent, first_overlap, is_plain, local
 from torch_aclnn_ops.optim.state import TENSOR_STATES, check_shape
 
 import torch

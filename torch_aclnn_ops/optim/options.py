@@ -7,7 +7,7 @@ from operator import is_
 from typing import Any, NamedTuple, ParamSpec
 
 from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
-from torch_aclnn_ops.ops.ema_adam.lists import Options
+from torch_aclnn_ops.ops.ema_adam import Options
 
 import torch
 from torch import Tensor

@@ -10,9 +10,8 @@ from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._cpu_extension import have_items, holds
-from torch_aclnn_ops._tensors import HALF_DTYPES, is_plain
+from torch_aclnn_ops._tensors import HALF_DTYPES, is_plain, local
 from torch_aclnn_ops._torch_compat.private import version_of
-from torch_aclnn_ops.ops.ema_adam.lists import local
 
 import torch
 from torch import Tensor

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._tensors import DTYPES, is_dtensor
+from torch_aclnn_ops._tensors import DTYPES, is_dtensor, is_plain, local
 from torch_aclnn_ops._torch_compat.private import foreach_copy_, foreach_lerp_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
-from torch_aclnn_ops.ops.ema_adam.kernels import update
-from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, are_plain, batches, local, mark_modified
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
+from torch_aclnn_ops.ops.ema_adam.kernels import batches, update
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import CachedState, has_state
 
@@ -69,7 +69,7 @@ def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, co
     """
     if not torch.compiler.is_compiling():
         mark_modified(tensors.rounded)
-    if not are_plain(tensors.rounded):
+    if not _are_plain(tensors.rounded):
         pairs: Iterable[tuple[Any, Any]] = zip(tensors.grads, tensors.rounded, strict=True)
         grads = [one.redistribute(placements=param.placements) if is_dtensor(param) else one for one, param in pairs]
         tensors = tensors._replace(grads=grads).local()
@@ -87,6 +87,12 @@ def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, co
         decays = schedule.decays_at(torch.stack([step.to(steps[0].device) for step in steps]) + 1)
         for i, decay in enumerate(decays.unbind()):
             _update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
+
+
+def _are_plain(tensors: Iterable[Tensor]) -> bool:
+    if torch.compiler.is_compiling():
+        return all(map(is_plain, tensors))
+    return set(map(type, tensors)) <= {Tensor, Parameter}
 
 
 def _update(tensors: TensorLists, options: Options) -> None:

@@ -8,9 +8,8 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType, ref
 
-from torch_aclnn_ops._tensors import is_plain
+from torch_aclnn_ops._tensors import is_plain, local
 from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
-from torch_aclnn_ops.ops.ema_adam.lists import local
 from torch_aclnn_ops.optim.memory import check_memory
 from torch_aclnn_ops.optim.sharded import FsdpUnits
 from torch_aclnn_ops.optim.state import describe_params, dtype_of_states, init_missing_state, states_of_params

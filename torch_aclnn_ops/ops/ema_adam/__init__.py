@@ -1,8 +1,9 @@
-"""``apply_fused_ema_adam_``: one step of Adam with an EMA of the weights (aclnnApplyFusedEmaAdam)."""
+"""``apply_fused_ema_adam_``: one step of Adam with an EMA of the weights (aclnnApplyFusedEmaAdam); a step on lists."""
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE, RawOperator
@@ -10,7 +11,7 @@ from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_in_place, check_shape, values_are_readable
 from torch_aclnn_ops._extension import why_not_dtype
 from torch_aclnn_ops._switch import why_disabled
-from torch_aclnn_ops._tensors import accumulation_dtype
+from torch_aclnn_ops._tensors import accumulation_dtype, local
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode
 
 import torch
@@ -175,3 +176,57 @@ def _apply_with_tensor_lr(*args: Any) -> None:
 
 _library.impl("apply_fused_ema_adam_with_tensor_lr_", _apply_with_tensor_lr, "CompositeExplicitAutograd")
 torch.library.register_fake(apply_with_tensor_lr_, _fake, lib=_library)
+
+
+class Options(NamedTuple):
+    """The options of a step; see :class:`torch_aclnn_ops.optim.FusedEmaAdam`."""
+
+    lr: float | Tensor
+    ema_decay: float | Tensor
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled_weight_decay: bool
+    bias_correction: bool
+    maximize: bool
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+
+class TensorLists(NamedTuple):
+    """The tensors of a step, as lists with one entry per parameter.
+
+    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    ema_params: list[Tensor]
+    steps: list[Tensor]
+    rounded: list[Tensor]
+
+    def select(self, selectors: list[bool]) -> "TensorLists":
+        """Return the parameters whose selector is true."""
+        return TensorLists(*(list(compress(tensors, selectors)) for tensors in self))
+
+    def part(self, part: slice) -> "TensorLists":
+        """Return a slice of the parameters."""
+        return TensorLists(*(tensors[part] for tensors in self))
+
+    def local(self) -> "TensorLists":
+        """Return the local shards of all DTensors; the step is element-wise."""
+        return TensorLists(*([local(tensor) for tensor in tensors] for tensors in self))
+
+
+def mark_modified(params: Iterable[Tensor]) -> None:
+    """Tell autograd that parameters change, so that a backward pass through their old values raises.
+
+    torch's fused kernels for CPUs do not, nor does a write to the shard of a ``DTensor``.
+    """
+    params = list(params)
+    if any(map(Tensor.is_inference, params)):
+        params = [param for param in params if not param.is_inference()]
+    torch.autograd.graph.increment_version(params)

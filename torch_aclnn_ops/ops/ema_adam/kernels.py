@@ -7,13 +7,14 @@ infinite average into nan, as in ``swa_utils``. Flattened parameters use the sam
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
+from torch_aclnn_ops._tensors import is_dense
 from torch_aclnn_ops._torch_compat.private import (
     foreach_add_,
     foreach_copy_,
@@ -23,8 +24,16 @@ from torch_aclnn_ops._torch_compat.private import (
     fused_adamw_,
 )
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam import apply_with_tensor_lr_, lerp_average, run, run_lists, takes_lists, why_not_cann
-from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is_dense, local
+from torch_aclnn_ops.ops.ema_adam import (
+    Options,
+    TensorLists,
+    apply_with_tensor_lr_,
+    lerp_average,
+    run,
+    run_lists,
+    takes_lists,
+    why_not_cann,
+)
 
 import torch
 from torch import Tensor
@@ -200,6 +209,21 @@ def _are_native_and_contiguous(tensors: TensorLists) -> bool:
     )
 
 
+def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
+    """Split a list into batches of at most ``limit`` elements; a larger parameter gets its own batch."""
+    sizes = [param.numel() for param in params]
+    if sum(sizes) <= limit:
+        yield slice(0, len(params))
+        return
+    start = elements = 0
+    for i, size in enumerate(sizes):
+        if i > start and elements + size > limit:
+            yield slice(start, i)
+            start, elements = i, 0
+        elements += size
+    yield slice(start, len(params))
+
+
 def _update_in_batches(tensors: TensorLists, options: Options) -> None:
     parts = list(batches(tensors.params, _CACHED_ELEMENTS))
     for part in parts:
@@ -259,7 +283,6 @@ def implementation_for(
     param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor
 ) -> tuple[Implementation, str]:
     """Return which implementation updates a parameter in eager mode, and CANN's operator or the reason."""
-    param, exp_avg, exp_avg_sq, ema_param = map(local, (param, exp_avg, exp_avg_sq, ema_param))
     if param.device.type == "npu":
         why_not = why_not_cann(param)
         if why_not is None:
