@@ -6,9 +6,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
+from torch_aclnn_ops._autograd.derivatives import any_differentiated, as_tuple, in_functorch_transform, raw_function
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
-from torch_aclnn_ops._autograd.raw_function import as_tuple, raw_function
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import check_device, describe
 from torch_aclnn_ops._extension import EVERY_CHIP, Limits, why_not_chip, why_not_rank
