@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._tensors import DTYPES, is_plain, overlaps_itself
-from torch_aclnn_ops.ops.ema_adam import Options
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import dtype_of_states
-from torch_aclnn_ops.optim.step import ParamsWithoutGrad, update_ema_params
+from torch_aclnn_ops.optim.step import update_ema_params
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,8 @@ class EmaBuffers:
         """Update the averages as those of parameters without a gradient; ``steps`` are the counts of all parameters."""
         self.averages = {name: average for name, (_, average) in prepared.items()}
         if prepared:
-            lists = ParamsWithoutGrad([buffer for buffer, _ in prepared.values()], [*self.averages.values()], steps)
+            buffers = [buffer for buffer, _ in prepared.values()]
+            lists = TensorLists(buffers, [], [], [], [*self.averages.values()], steps, [])
             update_ema_params(lists, steps, options, schedule)
 
     def states(self) -> dict[Tensor, dict[str, Tensor]]:

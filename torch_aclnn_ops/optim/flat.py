@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops._cpu_extension import have_grads, holds, placement
 from torch_aclnn_ops._tensors import is_dense, is_plain
 from torch_aclnn_ops._torch_compat.private import foreach_copy_, is_in_fsdp1_unit
-from torch_aclnn_ops.ops.ema_adam import Options, TensorLists
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, empty_lists
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import (
     CachedState,
@@ -18,7 +18,7 @@ from torch_aclnn_ops.optim.state import (
     init_missing_state,
     sync_master_from_param,
 )
-from torch_aclnn_ops.optim.step import ParamsWithoutGrad, step_lists
+from torch_aclnn_ops.optim.step import step_lists
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ class FlatBuffer:
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_own_grads = self._has_all_grads = False  # in this and in the last step
         self._is_captured = False  # by a graph, which updates all parameters
-        self._cached: CachedState | None = None
+        self._cached = CachedState(self.params, {}, joins_steps=False)  # of no states yet
 
     def _views(self, buffer: Tensor) -> list[Tensor]:
         return [self._view(buffer, i) for i in range(len(self.params))]
@@ -112,10 +112,7 @@ class FlatBuffer:
 
     def has_own_states(self) -> bool:
         """Return whether the states are views of the buffers."""
-        cached = self._cached
-        if cached is None:
-            return not any(has_state(self.all_states, param) for param in self.params)
-        return cached.is_current(self.params, self.all_states)
+        return self._cached.is_current(self.params, self.all_states)
 
     def take_params_and_states(self) -> None:
         """Copy parameters and states that a program has assigned into the buffers, and replace them by views."""
@@ -124,7 +121,7 @@ class FlatBuffer:
         for i, values in zip(moved, assigned, strict=True):
             self._param_views[i].copy_(values)
             self.params[i].data = self._param_views[i]
-        if moved and self._cached is not None:
+        if moved:
             self._cached.forget_versions()
         if not self.has_own_states():
             self._take_states([param for param in self.params if has_state(self.all_states, param)])
@@ -159,8 +156,6 @@ class FlatBuffer:
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
-        if self._cached is None:
-            return [param for param in self.params if param.grad is not None]
         return self._cached.new_params()
 
     def gather(self, is_capturing: bool) -> list[Run]:
@@ -179,7 +174,7 @@ class FlatBuffer:
         if not has_own_grads:
             for run in runs:
                 self._take_grads(run)
-        if self._cached is not None and self._cached.are_params_modified():
+        if self._cached.are_params_modified():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
@@ -239,15 +234,12 @@ class FlatBuffer:
             end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
 
-    def without_grad(self) -> ParamsWithoutGrad:
+    def without_grad(self) -> TensorLists:
         """Return the parameters without a gradient that have a state."""
         if self._has_all_grads:
-            return ParamsWithoutGrad([], [], [])
+            return empty_lists()
         is_ema_updated = [param.grad is None and has_state(self.all_states, param) for param in self.params]
-        runs = self._runs(is_ema_updated, [0] * len(self.params))
-        return ParamsWithoutGrad(
-            [run.masters for run in runs], [run.ema_params for run in runs], [run.steps for run in runs]
-        )
+        return _lists_of(self._runs(is_ema_updated, [0] * len(self.params)))
 
     def step(self, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
         """Update the parameters that have gradients, as a few long tensors."""
@@ -255,15 +247,18 @@ class FlatBuffer:
         self.counts.forget()
         for run in runs:  # before the step, which may fail
             torch.autograd.graph.increment_version(self.params[run.members])
-        tensors = TensorLists([], [], [], [], [], [], [])
-        for run in runs:
-            for listed, tensor in zip(tensors, run[1:], strict=True):
-                listed.append(tensor)
-        step_lists(tensors, options, schedule, counts)
+        step_lists(_lists_of(runs), options, schedule, counts)
         if not self.steps.is_cpu:
             self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])
-        if self._cached is not None:
-            self._cached.record_versions()
+        self._cached.record_versions()
+
+
+def _lists_of(runs: list[Run]) -> TensorLists:
+    tensors = empty_lists()
+    for run in runs:
+        for listed, tensor in zip(tensors, run[1:], strict=True):
+            listed.append(tensor)
+    return tensors
 
 
 def _is_shared(param: Tensor) -> bool:

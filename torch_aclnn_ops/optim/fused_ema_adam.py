@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 from torch_aclnn_ops._call_log import log_detail
 from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam import Options, TensorLists
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, empty_lists
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
 from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
@@ -23,7 +23,6 @@ from torch_aclnn_ops.optim.state import (
     init_missing_state,
     sync_masters_from_params,
 )
-from torch_aclnn_ops.optim.step import ParamsWithoutGrad
 from torch_aclnn_ops.optim.swap import check_outside_swap, outside_swap
 
 import torch
@@ -38,7 +37,7 @@ class Work(NamedTuple):
     """What a step does for one parameter group: made for all groups before any of them is written."""
 
     tensors: TensorLists  # of the parameters that are not flattened
-    without_grad: ParamsWithoutGrad
+    without_grad: TensorLists  # of all parameters that have a state but no gradient
     steps: list[Tensor]  # the step counts of all parameters
     runs: list[tuple[FlatBuffer, list[Run]]]
 
@@ -245,7 +244,7 @@ class FusedEmaAdam(EmaOptimizer):
         all_work = []
         is_flattened = self._flatten and not torch.compiler.is_compiling()
         for i, (options, _) in enumerate(parsed):
-            work = Work(TensorLists([], [], [], [], [], [], []), ParamsWithoutGrad([], [], []), [], [])
+            work = Work(empty_lists(), empty_lists(), [], [])
             all_work.append(work)
             if is_flattened and not self._prepare_flat(i, options, have_moved, work):
                 continue
@@ -292,7 +291,7 @@ class FusedEmaAdam(EmaOptimizer):
             self._ema_buffers.update(buffers, steps, *parsed[0])
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
-        """Fill ``TensorLists``, ``ParamsWithoutGrad``, and lists of all parameters that are not flattened.
+        """Fill both ``TensorLists`` of a ``Work``, and lists of all parameters that are not flattened.
 
         Dynamo calls optimizer methods of this name without tracing, and supports only numbers and lists as arguments.
         """
@@ -315,7 +314,8 @@ class FusedEmaAdam(EmaOptimizer):
             listed += values if has_all else compress(values, has_grad)
         if group["ema_without_grad"] and not has_all:
             is_ema_updated = [not has for has in has_grad]
-            for listed, values in zip(lists[7:10], (cached.masters, *cached.lists[2:]), strict=True):
+            needed: tuple[list[Tensor], ...] = (cached.masters, [], [], [], *cached.lists[2:], [])
+            for listed, values in zip(lists[7:14], needed, strict=True):
                 listed += compress(values, is_ema_updated)
-        for listed, values in zip(lists[10:], (cached.lists[3], cached.masters, cached.params), strict=True):
+        for listed, values in zip(lists[14:], (cached.lists[3], cached.masters, cached.params), strict=True):
             listed += values

@@ -163,11 +163,8 @@ class CachedState:
             _join_steps(found)
         self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
         self.has_masters = not all(map(is_, self.masters, self.params))
-        self._names = ["exp_avg", "exp_avg_sq", "ema_params", "step"]
-        self.lists = [[state[name] for state in found] for name in self._names]
+        self.lists = [[state[name] for state in found] for name in ("exp_avg", "exp_avg_sq", "ema_params", "step")]
         self.counts = StepCounts(self.lists[3])
-        if self.has_masters:
-            self._names.append("master_params")
         self._dicts, self._keys = found, list(chain.from_iterable(found))
         self._tensors = [each for state in found for each in state.values()]
         # If these are all states, they are compared in their order, because to look a parameter up calls Python code.

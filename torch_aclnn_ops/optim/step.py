@@ -4,13 +4,13 @@ import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter, is_
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch_aclnn_ops._tensors import DTYPES, is_dtensor, is_plain, local
+from torch_aclnn_ops._tensors import DTYPES, is_dtensor, is_plain
 from torch_aclnn_ops._torch_compat.private import foreach_copy_, foreach_lerp_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
-from torch_aclnn_ops.ops.ema_adam.kernels import batches, update
+from torch_aclnn_ops.ops.ema_adam.kernels import batches, by_device, update
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import CachedState, has_state
 
@@ -23,17 +23,6 @@ from torch.optim.optimizer import Optimizer
 _grad_of, _dtype_of, _layout_of = (attrgetter(name) for name in ("grad", "dtype", "layout"))
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
-
-
-class ParamsWithoutGrad(NamedTuple):
-    """The parameters of a group that have a state but no gradient in this step, as lists.
-
-    ``weights`` are their master weights, if they have any.
-    """
-
-    weights: list[Tensor]
-    ema_params: list[Tensor]
-    steps: list[Tensor]
 
 
 def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
@@ -141,25 +130,24 @@ def step_cached(cached: CachedState, tensors: TensorLists, options: Options, sch
     cached.record_versions()
 
 
-def update_ema_params(params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
-    """Update the EMA weights of these parameters.
+def update_ema_params(tensors: TensorLists, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
+    """Update the EMA weights of parameters without a gradient.
 
     Their step counts do not advance, so the schedule uses the largest step count of all parameters of the optimizer:
     ``steps`` are the counts of all of them after this step.
     """
-    weight = 1 - _decay(steps, params.steps[0].device, schedule)
+    weight = 1 - _decay(steps, tensors.steps[0].device, schedule)
     found_inf = options.found_inf
     if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):
         applies = found_inf.reshape(()) == 0
         weight = (applies.to(weight.device) if isinstance(weight, Tensor) else applies) * weight
-    weights, ema_params = ([local(tensor) for tensor in tensors] for tensors in params[:2])
+    tensors = tensors.local()
     if isinstance(weight, Tensor):
-        for old, new in zip(ema_params, weights, strict=True):
+        for old, new in zip(tensors.ema_params, tensors.params, strict=True):
             old.lerp_(new, weight.to(old.device, old.dtype))
     elif weight != 0:
-        for device in {old.device for old in ema_params}:
-            pairs = [(old, new) for old, new in zip(ema_params, weights, strict=True) if old.device == device]
-            foreach_lerp_(*map(list, zip(*pairs, strict=True)), weight)
+        for part in by_device(tensors):
+            foreach_lerp_(part.ema_params, part.params, weight)
 
 
 def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> float | Tensor:

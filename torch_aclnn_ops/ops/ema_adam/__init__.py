@@ -197,7 +197,8 @@ class Options(NamedTuple):
 class TensorLists(NamedTuple):
     """The tensors of a step, as lists with one entry per parameter.
 
-    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty.
+    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty. Of
+    parameters without a gradient there are ``params``, ``ema_params`` and ``steps``.
     """
 
     params: list[Tensor]
@@ -219,6 +220,11 @@ class TensorLists(NamedTuple):
     def local(self) -> "TensorLists":
         """Return the local shards of all DTensors; the step is element-wise."""
         return TensorLists(*([local(tensor) for tensor in tensors] for tensors in self))
+
+
+def empty_lists() -> TensorLists:
+    """Return lists of no parameters."""
+    return TensorLists([], [], [], [], [], [], [])
 
 
 def mark_modified(params: Iterable[Tensor]) -> None:

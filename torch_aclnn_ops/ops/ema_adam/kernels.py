@@ -83,22 +83,22 @@ def update(tensors: TensorLists, options: Options) -> None:
     if any(is_native):
         multi_tensor(tensors.select(is_native), options)
         tensors = tensors.select([not native for native in is_native])
-    for others in _by_device(tensors):
+    for others in by_device(tensors):
         if others.grads[0].device.type == "npu" and options.grad_scale is None and takes_lists(others.grads):
             on_npu(others, options)
         else:
             single_tensor(others, options)
 
 
-def _by_device(tensors: TensorLists) -> list[TensorLists]:
+def by_device(tensors: TensorLists) -> list[TensorLists]:
     """Split the parameters by their devices."""
-    by_device = defaultdict(list)
-    for i, grad in enumerate(tensors.grads):
-        by_device[grad.device].append(i)
-    if len(by_device) == 1:
+    members = defaultdict(list)
+    for i, average in enumerate(tensors.ema_params):
+        members[average.device].append(i)
+    if len(members) == 1:
         return [tensors]
     return [
-        TensorLists(*([listed[i] for i in part] if listed else [] for listed in tensors)) for part in by_device.values()
+        TensorLists(*([listed[i] for i in part] if listed else [] for listed in tensors)) for part in members.values()
     ]
 
 
