@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops.optim.sharded import replacing
 
 _END = "<!-- end of figures -->"
 

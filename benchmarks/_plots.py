@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops.optim.sharded import replacing
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from torch_aclnn_ops import _cpu_extension
-from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops.optim.sharded import replacing
 
 import torch
 

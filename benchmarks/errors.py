@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 
 from torch_aclnn_ops import _cpu_extension, ops
-from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops.optim.sharded import replacing
 
 import host_npu
 import torch

@@ -76,7 +76,7 @@ ATOMIC_WRITERS = {name: WRITERS[name] for name in ("averages.pt", "performance.m
 
 @pytest.fixture(params=ATOMIC_WRITERS)
 def atomic_writer(request, tmp_path):
-    """What writes a file by ``_files.replacing``, and the file, which has older contents."""
+    """What writes a file by ``replacing``, and the file, which has older contents."""
     path = tmp_path / request.param
     path.write_bytes(b"old")
     return ATOMIC_WRITERS[request.param], path
