@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
@@ -34,6 +35,21 @@ class ErrorInput:
     arguments: Callable[[Maker], tuple[Any, ...]]
     exception: type[Exception]
     sentence: str
+
+
+def error_inputs(
+    make: Callable[[Maker], tuple[Any, ...]], table: dict[str, tuple[Any, Callable[[Any], Any], type[Exception], str]]
+) -> list[ErrorInput]:
+    """Return good arguments of which one or some are changed: name: (their positions, how, exception, sentence)."""
+
+    def changed(maker: Maker, positions: int | tuple[int, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
+        chosen = (positions,) if isinstance(positions, int) else positions
+        return tuple(change(one) if place in chosen else one for place, one in enumerate(make(maker)))
+
+    return [
+        ErrorInput(name, partial(changed, positions=positions, change=change), error, sentence)
+        for name, (positions, change, error, sentence) in table.items()
+    ]
 
 
 def _flat(outputs: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
-from tests._raw_operator import ErrorInput, RawOperatorContract, Sample
+from tests._raw_operator import ErrorInput, RawOperatorContract, Sample, error_inputs
 
 
 def _two(*shape):
@@ -144,6 +144,11 @@ def test_the_raw_operator_bounds_the_denominator_in_float16():
     assert torch.equal(gradient, torch.zeros(2).half())
 
 
+_NO_FLOAT = "must have a floating-point dtype, but it has torch.int64"
+_REDUCTION = r"reduction must be 0 \(none\), 1 \(mean\) or 2 \(sum\), but it is -1"
+_BROADCAST = r"must broadcast to self's shape \[3\], but its shape is"
+
+
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.binary_cross_entropy_backward
     SAMPLES = [
@@ -169,41 +174,21 @@ class TestRawOperator(RawOperatorContract):
         Sample("nine dimensions", lambda make: (*_grad_self_target(make, *[2] * 9), None, 1)),
     ]
     ERROR_INPUTS = [
-        ErrorInput(
-            "integers",
-            lambda make: (make.index(2, 3), make.index(2, 3), make.index(2, 3), None, 1),
-            TypeError,
-            "self must have a floating-point dtype, but it has torch.int64",
-        ),
-        ErrorInput(
-            "integer weight",
-            lambda make: (*_grad_self_target(make, 3), make.index(2, 3), 1),
-            TypeError,
-            "weight must have a floating-point dtype, but it has torch.int64",
-        ),
-        ErrorInput(
-            "target larger than self",
-            lambda make: (make.normal(), make.probability(3), make.probability(2, 3), None, 1),
-            ValueError,
-            r"target must broadcast to self's shape \[3\], but its shape is \[2, 3\]",
-        ),
-        ErrorInput(
-            "weight of another shape",
-            lambda make: (*_grad_self_target(make, 3), make.normal(2), 1),
-            ValueError,
-            r"weight must broadcast to self's shape \[3\], but its shape is \[2\]",
+        *error_inputs(
+            lambda make: (*_grad_self_target(make, 3), None, 1),
+            {
+                "integers": ((0, 1, 2), torch.Tensor.long, TypeError, f"self {_NO_FLOAT}"),
+                "integer weight": (3, lambda _: torch.ones(3).long(), TypeError, f"weight {_NO_FLOAT}"),
+                "larger target": (2, lambda t: t.expand(2, 3), ValueError, rf"target {_BROADCAST} \[2, 3\]"),
+                "weight of another shape": (3, lambda _: torch.ones(2), ValueError, rf"weight {_BROADCAST} \[2\]"),
+                "reduction": (4, lambda _: -1, ValueError, _REDUCTION),
+            },
         ),
         ErrorInput(
             "grad_output with more dimensions than self",
             lambda make: (make.normal(1), make.probability(), make.probability(), None, 1),
             ValueError,
             r"grad_output must broadcast to self's shape \[\], but its shape is \[1\]",
-        ),
-        ErrorInput(
-            "reduction",
-            lambda make: (*_grad_self_target(make, 3), None, -1),
-            ValueError,
-            r"reduction must be 0 \(none\), 1 \(mean\) or 2 \(sum\), but it is -1",
         ),
     ]
 

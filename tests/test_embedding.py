@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
-from tests._raw_operator import ErrorInput, RawOperatorContract, Sample
+from tests._raw_operator import RawOperatorContract, Sample, error_inputs
 
 
 def _table(*shape):
@@ -125,6 +126,33 @@ def _rows_and_indices(make, high, *shape, dim=3):
     return make.normal(*shape, dim), make.index(high, *shape)
 
 
+_RANGE = r"indices must be from 0 to 3 \(num_weights - 1\), but one is"
+ERRORS = {
+    "integers": (0, Tensor.long, TypeError, "grad_output must have a floating-point dtype, but it has torch.int64"),
+    "bfloat16 indices": (
+        1,
+        Tensor.bfloat16,
+        TypeError,
+        "indices must have dtype torch.int64 or .* or torch.float64, but it has torch.bfloat16",
+    ),
+    "gradient without rows": (
+        (0, 1),
+        lambda one: one.flatten()[0],
+        ValueError,
+        r"grad_output must have at least 1 dimension, but its shape is \[\]",
+    ),
+    "number of rows": (
+        1,
+        lambda indices: indices[1:],
+        ValueError,
+        r"grad_output must have one row per index, but its shape \[6, 3\] has 6 rows for 5 indices",
+    ),
+    "negative num_weights": (2, lambda _: -1, ValueError, "num_weights must be at least 0, but it is -1"),
+    "index too large": (1, lambda _: torch.tensor([0, 4, 0, 0, 0, 0]), IndexError, f"{_RANGE} 4"),
+    "negative index": (1, lambda _: torch.tensor([0, -1, 0, 0, 0, 0]), IndexError, f"{_RANGE} -1"),
+}
+
+
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.embedding_dense_backward
     SAMPLES = [
@@ -149,50 +177,7 @@ class TestRawOperator(RawOperatorContract):
             for dtype in (torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16, torch.float64)
         ),
     ]
-    ERROR_INPUTS = [
-        ErrorInput(
-            "integer gradient",
-            lambda make: (make.index(4, 6, 3), make.index(4, 6), 4, -1, False),
-            TypeError,
-            "grad_output must have a floating-point dtype, but it has torch.int64",
-        ),
-        ErrorInput(
-            "bfloat16 indices",
-            lambda make: (make.normal(6, 3), make.index(4, 6).bfloat16(), 4, -1, False),
-            TypeError,
-            "indices must have dtype torch.int64 or .* or torch.float64, but it has torch.bfloat16",
-        ),
-        ErrorInput(
-            "gradient without rows",
-            lambda make: (make.normal(), make.index(4), 4, -1, False),
-            ValueError,
-            r"grad_output must have at least 1 dimension, but its shape is \[\]",
-        ),
-        ErrorInput(
-            "number of rows",
-            lambda make: (make.normal(6, 3), make.index(4, 5), 4, -1, False),
-            ValueError,
-            r"grad_output must have one row per index, but its shape \[6, 3\] has 6 rows for 5 indices",
-        ),
-        ErrorInput(
-            "negative num_weights",
-            lambda make: (make.normal(0, 3), make.index(4, 0), -1, -1, False),
-            ValueError,
-            "num_weights must be at least 0, but it is -1",
-        ),
-        ErrorInput(
-            "index too large",
-            lambda make: (make.normal(2, 3), torch.tensor([0, 4]), 4, -1, False),
-            IndexError,
-            r"indices must be from 0 to 3 \(num_weights - 1\), but one is 4",
-        ),
-        ErrorInput(
-            "negative index",
-            lambda make: (make.normal(2, 3), torch.tensor([0, -1]), 4, -1, False),
-            IndexError,
-            r"indices must be from 0 to 3 \(num_weights - 1\), but one is -1",
-        ),
-    ]
+    ERROR_INPUTS = error_inputs(lambda make: (*_rows_and_indices(make, 4, 6), 4, -1, False), ERRORS)
 
 
 def test_the_example_of_the_cann_documentation():

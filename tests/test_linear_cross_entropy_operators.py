@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests._contract import HALF_DTYPES, Maker
-from tests._raw_operator import ErrorInput, RawOperatorContract, Sample
+from tests._raw_operator import ErrorInput, RawOperatorContract, Sample, error_inputs
 
 ROWS, FEATURES, CLASSES = 11, 3, 5
 
@@ -25,20 +25,6 @@ def _softmax_of_128_classes(make: Maker) -> tuple[Any, ...]:
     maximum, total, _, mask, masked, logits = ops.fused_linear_online_max_sum(input, weight, target, 16, 112, True)
     _, softmax = ops.fused_cross_entropy_loss_with_max_sum(maximum, total, maximum, logits)
     return make.normal(11).to(softmax.dtype), input, weight, mask, masked, None, None, softmax
-
-
-def _error_inputs(make_arguments, table):
-    """Return good arguments of which one is replaced: name: (its position, of the good one, class, sentence)."""
-
-    def replaced(make, position, change):
-        arguments = list(make_arguments(make))
-        arguments[position] = change(arguments[position])
-        return tuple(arguments)
-
-    return [
-        ErrorInput(name, partial(replaced, position=position, change=change), error, sentence)
-        for name, (position, change, error, sentence) in table.items()
-    ]
 
 
 class TestOnlineMaxSum(RawOperatorContract):
@@ -59,22 +45,12 @@ class TestOnlineMaxSum(RawOperatorContract):
             lambda make: (make.normal(3, 6).T, make.normal(5, 6)[:, ::2], make.index(5, 6, 2)[:, 1], 0, 5, True),
         ),
     ]
-    ERROR_INPUTS = _error_inputs(
+    ERROR_INPUTS = error_inputs(
         lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 4), 0, 5),
         {
-            "integer input": (
-                0,
-                Tensor.long,
-                TypeError,
-                "input must have a floating-point dtype, but it has torch.int",
-            ),
+            "integers": (0, Tensor.long, TypeError, "input must have a floating-point dtype, but it has torch.int"),
             "dtype of weight": (1, Tensor.half, TypeError, "weight must have dtype torch.float32 as input has, but it"),
-            "dtype of target": (
-                2,
-                Tensor.short,
-                TypeError,
-                "target must have dtype torch.int64 or torch.int32, but it",
-            ),
+            "dtype of target": (2, Tensor.short, TypeError, "target must have dtype torch.int64 or torch.int32, but"),
             "rank of input": (0, lambda x: x[None], ValueError, r"input must have 2 dimensions, .* \[1, 4, 3\]"),
             "no rows": (1, lambda w: w[:0], ValueError, r"weight must have at least 1 row, but its shape is \[0, 3\]"),
             "features": (1, lambda w: w[:, 1:], ValueError, r"weight must have shape \[V, H\] = \[5, 3\], .* \[5, 2\]"),
@@ -111,18 +87,13 @@ class TestLossWithMaxSum(RawOperatorContract):
         Sample("transposed logits", _wide(lambda make: (*_statistics(make, 6), make.normal(4, 6).T))),
         Sample("no rows", _wide(lambda make: (*_statistics(make, 0), make.normal(0, 4)))),
     ]
-    ERROR_INPUTS = _error_inputs(
+    ERROR_INPUTS = error_inputs(
         lambda make: (*_statistics(make, 3), make.normal(3, 2)),
         {
             "16-bit maximum": (0, Tensor.half, TypeError, "logits_max must have dtype torch.float32 or torch.float64"),
             "dtypes": (1, Tensor.double, TypeError, "sum_exp_logits must have dtype torch.float32 as logits_max has"),
             "rank": (0, lambda x: x[None], ValueError, r"logits_max must have 1 dimensions, but its shape is \[1, 3\]"),
-            "lengths": (
-                2,
-                lambda x: x[1:],
-                ValueError,
-                r"predicted_logits must have shape \[BT\] = \[3\], but .* \[2\]",
-            ),
+            "lengths": (2, lambda x: x[1:], ValueError, r"predicted_logits must have shape \[BT\] = \[3\], .* \[2\]"),
             "integers": (3, Tensor.long, TypeError, "logits must have a floating-point dtype, but it has torch.int64"),
             "rows": (3, lambda x: x[1:], ValueError, r"logits must have shape \[BT, V\] = \[3, 2\], .* \[2, 2\]"),
         },
@@ -163,17 +134,12 @@ class TestLossGrad(RawOperatorContract):
         Sample("no rows", lambda make: _grad_arguments(make, rows=0)),
         Sample("given softmax", lambda make: _grad_arguments(make, softmax=True)),
     ]
-    ERROR_INPUTS = _error_inputs(
+    ERROR_INPUTS = error_inputs(
         _grad_arguments,
         {
             "no maximum": (5, lambda _: None, ValueError, "logits_max must be given when softmax is None, but it is"),
             "no sum": (6, lambda _: None, ValueError, "sum_exp_logits must be given when softmax is None, but it is"),
-            "16-bit grad": (
-                0,
-                Tensor.half,
-                TypeError,
-                "grad must have dtype torch.float32 for an input of torch.float",
-            ),
+            "16 bits": (0, Tensor.half, TypeError, "grad must have dtype torch.float32 for an input of torch.float"),
             "dtype of weight": (2, Tensor.double, TypeError, "weight must have dtype torch.float32 as input has, but"),
             "dtype of the mask": (3, Tensor.int, TypeError, "target_mask must have dtype torch.uint8 or torch.bool"),
             "targets": (4, Tensor.float, TypeError, "masked_target must have dtype torch.int64 or torch.int32, but"),
@@ -190,7 +156,7 @@ class TestLossGrad(RawOperatorContract):
                 r"masked_target must be from 0 to 4 \(rows of weight - 1\) where target_mask is 0, but one is -100",
             ),
         },
-    ) + _error_inputs(
+    ) + error_inputs(
         partial(_grad_arguments, softmax=True, boolean=True),
         {
             "16-bit softmax": (7, Tensor.half, TypeError, "softmax must have dtype torch.float32 for an input of"),

@@ -10,25 +10,44 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests import _torchs as torchs
 from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
-from tests._losses import cases, error_inputs, samples
-from tests._raw_operator import RawOperatorContract
+from tests._raw_operator import RawOperatorContract, Sample, error_inputs
 
 
-def _weighted(reduction):
-    return lambda F, input, target, weight: F.mse_loss(input, target, reduction=reduction, weight=weight)
+def _call(**options):
+    return lambda F, input, target: F.mse_loss(input, target, **options)
 
 
-_three_with_weight = lambda make: (make.normal(4, 3), make.normal(4, 3), make.probability(4, 3))  # noqa: E731
+def _weighted(**options):
+    return lambda F, input, target, weight: F.mse_loss(input, target, weight=weight, **options)
+
+
+def _two(shape, other=None):
+    return lambda make: (make.normal(*shape), make.normal(*(shape if other is None else other)))
+
+
+def _two_and_weight(make):
+    return make.normal(4, 3), make.normal(4, 3), make.probability(4, 3)
 
 
 CASES = [
-    *cases("mse_loss"),
-    Case("weighted mean", _three_with_weight, _weighted("mean")),
-    Case("weighted sum", _three_with_weight, _weighted("sum")),
-    Case("weighted none", _three_with_weight, _weighted("none")),
+    Case("mean", _two((3, 5)), _call()),
+    Case("sum of an odd shape", _two((7, 1, 3)), _call(reduction="sum")),
+    Case("none", _two((2, 3)), _call(reduction="none")),
+    Case("zero dimensions", _two(()), _call()),
+    Case("no elements, none", _two((0, 3)), _call(reduction="none")),
+    Case("no elements, sum", _two((3, 0)), _call(reduction="sum")),
+    Case("not contiguous", _two((5, 3)), lambda F, x, t: F.mse_loss(x.T, t.T[:, ::1])),
+    Case("strided", _two((6, 4)), lambda F, x, t: F.mse_loss(x[::2, 1:], t[1::2, :3], reduction="none")),
+    Case("broadcast target", _two((4, 3), (3,)), _call()),
+    Case("broadcast input", _two((1, 3), (4, 3)), _call(reduction="none")),
+    Case("broadcast both", _two((4, 1), (1, 3)), _call(reduction="sum")),
+    Case("weighted mean", _two_and_weight, _weighted()),
+    Case("weighted sum", _two_and_weight, _weighted(reduction="sum")),
+    Case("weighted none", _two_and_weight, _weighted(reduction="none")),
 ]
 
 
@@ -92,7 +111,7 @@ def test_the_autograd_function_raises_for_unsupported_arguments(target):
 def test_the_weighted_loss_has_torchs_dtype_under_autocast(reduction, dtype):
     tensors = [torch.rand(4, 3).to(dtype) for _ in range(3)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mine, theirs = (_weighted(reduction)(module, *tensors) for module in (ours, torch.nn.functional))
+        mine, theirs = (_weighted(reduction=reduction)(module, *tensors) for module in (ours, torch.nn.functional))
     assert mine.dtype == theirs.dtype
 
 
@@ -105,10 +124,41 @@ def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
     torch.testing.assert_close(gradient, truth.half(), rtol=0, atol=2**-24)
 
 
+def _channels_last(make):
+    return make.normal(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+
+
+_AS_SELF = "must have dtype torch.float32 as self has, but it has"
+ERRORS = {
+    "dtype of grad_output": (0, Tensor.half, TypeError, f"grad_output {_AS_SELF} torch.float16"),
+    "dtype of target": (2, Tensor.double, TypeError, f"target {_AS_SELF} torch.float64"),
+    "integers": ((0, 1, 2), Tensor.long, TypeError, "self must have a floating-point dtype, but it has torch.int64"),
+    "reduction": (3, lambda _: 3, ValueError, r"reduction must be 0 \(none\), 1 \(mean\) or 2 \(sum\), but it is 3"),
+    "shapes": (
+        2,
+        lambda _: torch.ones(4),
+        ValueError,
+        r"the shapes must broadcast together, but they are grad_output \[3\], self \[3\], target \[4\]",
+    ),
+}
+
+
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.mse_loss_backward
-    SAMPLES = samples()
-    ERROR_INPUTS = error_inputs()
+    SAMPLES = [
+        Sample("mean", lambda make: (make.normal(), make.normal(3, 4), make.normal(3, 4), 1)),
+        Sample("sum", lambda make: (make.normal(), make.normal(3, 4), make.normal(3, 4), 2)),
+        Sample("none", lambda make: (make.normal(3, 4), make.normal(3, 4), make.normal(3, 4), 0)),
+        Sample("broadcast", lambda make: (make.normal(3, 4), make.normal(4), make.normal(3, 1), 1)),
+        Sample("zero dimensions", lambda make: (make.normal(), make.normal(), make.normal(), 1)),
+        Sample("no elements", lambda make: (make.normal(), make.normal(0, 4), make.normal(0, 4), 1)),
+        Sample("not contiguous", lambda make: (make.normal(4, 3).T, make.normal(3, 8)[:, ::2], make.normal(3, 4), 0)),
+        Sample("transposed", lambda make: (make.normal(4, 3).T, make.normal(4, 3).T, make.normal(4, 3).T, 0)),
+        Sample("channels last", lambda make: (make.normal(), _channels_last(make), _channels_last(make), 1)),
+        Sample("transposed broadcast", lambda make: (make.normal(4, 3).T, make.normal(4, 3).T, make.normal(4), 0)),
+        Sample("nine dimensions", lambda make: (make.normal(), make.normal(*[2] * 9), make.normal(*[2] * 9), 1)),
+    ]
+    ERROR_INPUTS = error_inputs(lambda make: (make.normal(3), make.normal(3), make.normal(3), 1), ERRORS)
 
 
 def test_the_mean_is_over_the_elements_of_self():
