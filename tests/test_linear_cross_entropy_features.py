@@ -17,7 +17,6 @@ from tests._contract import Case, DropInContract, Maker
 from tests.test_linear_cross_entropy import calls
 
 N, H, C = 5, 2, 6
-IGNORED_ROWS = torch.tensor([1, 3])
 
 
 def _naive(
@@ -132,93 +131,77 @@ def _batches(make):
     return make.normal(2, 4, H), make.normal(C, H)
 
 
+def _labels(make):
+    return (make.index(C, 2, 4),)
+
+
 def _some_ignored(make):
-    return (make.index(C, N).index_fill(0, IGNORED_ROWS, -100),)
+    return (make.index(C, N).index_fill(0, torch.tensor([1, 3]), -100),)
 
 
 def _probabilities(make):
     return *_input_and_head(make), make.normal(N, C).softmax(1)
 
 
+def _case(name, call, inputs=_input_and_head, constants=_some_ignored):
+    return Case(name, inputs, call, constants)
+
+
+EVERYTHING = {"label_smoothing": 0.2, "softcap": 1.5, "temperature": 0.8, "lse_square_scale": 0.05}
+SMOOTHED = {"lse_square_scale": 0.1, "label_smoothing": 0.1}
 FEATURE_CASES = [
-    Case("softcap", _input_and_head, _call(softcap=0.7), _some_ignored),
-    Case("softcap, none", _input_and_head, _call(softcap=2.0, reduction="none"), _some_ignored),
-    Case(
-        "temperature and bias, none", _with_bias, _call("linear_bias", temperature=3.0, reduction="none"), _some_ignored
-    ),
-    Case("z-loss", _input_and_head, _call(lse_square_scale=0.1), _some_ignored),
-    Case("z-loss, none", _input_and_head, _call(lse_square_scale=0.1, reduction="none"), _some_ignored),
-    Case(
+    _case("softcap", _call(softcap=0.7)),
+    _case("softcap, none", _call(softcap=2.0, reduction="none")),
+    _case("temperature and bias, none", _call("linear_bias", temperature=3.0, reduction="none"), _with_bias),
+    _case("z-loss", _call(lse_square_scale=0.1)),
+    _case("z-loss, none", _call(lse_square_scale=0.1, reduction="none")),
+    _case(
         "everything",
+        _call("linear_bias", "weight", **EVERYTHING),
         _with_bias,
-        lambda F, x, w, b, weight, target: _function(F)(
-            x,
-            w,
-            target,
-            linear_bias=b,
-            weight=weight,
-            label_smoothing=0.2,
-            softcap=1.5,
-            temperature=0.8,
-            lse_square_scale=0.05,
-        ),
         lambda make: (make.probability(C), *_some_ignored(make)),
     ),
-    Case("token weights, mean", _with_token_weights, _call("token_weight"), _some_ignored),
-    Case(
+    _case("token weights, mean", _call("token_weight"), _with_token_weights),
+    _case(
         "token weights with z-loss and smoothing, none",
+        _call("token_weight", reduction="none", **SMOOTHED),
         _with_token_weights,
-        _call("token_weight", reduction="none", lse_square_scale=0.1, label_smoothing=0.1),
-        _some_ignored,
     ),
-    Case(
+    _case(
         "token weights without derivatives",
-        _input_and_head,
-        lambda F, x, w, token_weight, target: _function(F)(x, w, target, token_weight=token_weight, reduction="sum"),
-        lambda make: (make.probability(N), *_some_ignored(make)),
+        _call("token_weight", reduction="sum"),
+        constants=lambda make: (make.probability(N), *_some_ignored(make)),
     ),
-    Case("probabilities with softcap", _probabilities, lambda F, x, w, t: _function(F)(x, w, t, softcap=1.1)),
-    Case(
-        "probabilities with z-loss and smoothing",
-        _probabilities,
-        lambda F, x, w, t: _function(F)(x, w, t, lse_square_scale=0.1, label_smoothing=0.1),
-    ),
-    Case("batch and time, none", _batches, _call(reduction="none"), lambda make: (make.index(C, 2, 4),)),
+    Case("probabilities with softcap", _probabilities, _call(softcap=1.1)),
+    Case("probabilities with z-loss and smoothing", _probabilities, _call(**SMOOTHED)),
+    Case("batch and time, none", _batches, _call(reduction="none"), _labels),
     Case("shift", _batches, _call(shift=True), lambda m: (m.index(C, 2, 4).index_fill(1, torch.tensor([2]), -100),)),
-    Case("shift by two of one sequence, none", _input_and_head, _call(shift=2, reduction="none"), _some_ignored),
+    _case("shift by two of one sequence, none", _call(shift=2, reduction="none")),
     Case(
         "shift with token weights and smoothing",
         lambda make: (*_batches(make), make.probability(2, 4)),
-        _call("token_weight", shift=1, label_smoothing=0.1, lse_square_scale=0.1),
-        lambda make: (make.index(C, 2, 4),),
+        _call("token_weight", shift=1, **SMOOTHED),
+        _labels,
     ),
     Case(
         "batch and time with probabilities",
         lambda make: (make.normal(2, 3, H), make.normal(C, H), make.normal(2, 3, C).softmax(2)),
-        lambda F, x, w, t: _function(F)(x, w, t, reduction="none"),
+        _call(reduction="none"),
     ),
 ]
 
+ALL = {"temperature": 0.6, "lse_square_scale": 0.1, "reduction": "none"}
 OUTPUT_CASES = [
-    Case("log-probabilities", _input_and_head, _joined("log_probabilities"), _some_ignored),
-    Case("entropy", _input_and_head, _joined("entropy"), _some_ignored),
-    Case("z-loss", _input_and_head, _joined("z_loss", lse_square_scale=0.1), _some_ignored),
-    Case("log-sum-exp", _input_and_head, _joined("logsumexp"), _some_ignored),
-    Case(
-        "log-sum-exp, softcap, sum", _input_and_head, _joined("logsumexp", softcap=2.0, reduction="sum"), _some_ignored
-    ),
-    Case(
+    _case("log-probabilities", _joined("log_probabilities")),
+    _case("entropy", _joined("entropy")),
+    _case("z-loss", _joined("z_loss", lse_square_scale=0.1)),
+    _case("log-sum-exp", _joined("logsumexp")),
+    _case("log-sum-exp, softcap, sum", _joined("logsumexp", softcap=2.0, reduction="sum")),
+    _case(
         "log-probabilities and log-sum-exp, shifted, none",
-        _input_and_head,
         _joined("log_probabilities", "logsumexp", shift=1, reduction="none"),
-        _some_ignored,
     ),
-    Case(
-        "all of them with a temperature, none",
-        _input_and_head,
-        _joined("log_probabilities", "entropy", "z_loss", temperature=0.6, lse_square_scale=0.1, reduction="none"),
-        _some_ignored,
-    ),
+    _case("all of them with a temperature, none", _joined("log_probabilities", "entropy", "z_loss", **ALL)),
 ]
 
 
@@ -271,12 +254,8 @@ def test_gradients_do_not_depend_on_predicted_tokens_which_may_be_changed_in_pla
     result, (input, head, _) = _small_call(outputs=("predicted_tokens",), reduction=reduction)
     result.predicted_tokens.zero_()
     expected, arguments = _small_call(reduction=reduction)
-    for mine, theirs in zip(
-        torch.autograd.grad(result.loss.sum(), (input, head)),
-        torch.autograd.grad(expected.sum(), arguments[:2]),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs)
+    found = torch.autograd.grad(result.loss.sum(), (input, head))
+    torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), arguments[:2]))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +289,7 @@ def test_the_accuracy_of_no_rows_is_nan_or_0_like_the_loss(kept, zero, accuracy)
 def test_ignored_rows_that_are_not_finite_leave_the_gradients_finite():
     (_, (input, head, target)) = _small_call()
     with torch.no_grad():
-        input[IGNORED_ROWS] = torch.tensor([math.inf, math.nan])
+        input[target == -100] = torch.tensor([math.inf, math.nan])
     for options in ({}, {"reduction": "none"}, {"label_smoothing": 0.1}):
         loss = ours.linear_cross_entropy(input, head, target, **options)
         assert loss.isfinite().all()
@@ -422,7 +401,7 @@ def test_every_error_of_a_batched_call_names_one_argument(call):
 
 
 @pytest.mark.parametrize("name", ["log_probabilities", "token_accuracy"])
-def test_outputs_for_class_indices_raise_with_probabilities(name):
+def test_outputs_for_class_indices_raise__probabilities(name):
     with pytest.raises(ValueError, match=f"outputs must not have {name} with probabilities"):
         ours.linear_cross_entropy(torch.rand(N, H), torch.rand(C, H), torch.rand(N, C), outputs=(name,))
 
