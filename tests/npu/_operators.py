@@ -56,6 +56,16 @@ def flat(outputs: Any) -> list[Tensor]:
 
 
 @contextmanager
+def checked_values() -> Iterator[None]:
+    """Let the package read values of tensors on a device, in the block."""
+    torch_aclnn_ops.check_values(True)
+    try:
+        yield
+    finally:
+        torch_aclnn_ops.check_values(False)
+
+
+@contextmanager
 def counted_launches() -> Iterator[Counter[str]]:
     """Yield what holds, after the block, how often the package launched which operator of CANN in it."""
     before, found = torch_aclnn_ops.launches(), Counter()

@@ -4,13 +4,15 @@ from functools import partial
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops import ops
 
 import pytest
 import torch
 
+from tests import test_ema_adam
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, tables_of
 from tests.npu._linear_cross_entropy import CHUNKED, linear_case
-from tests.npu._operators import counted_launches
+from tests.npu._operators import checked_values, counted_launches
 
 GRADIENTS = "aclnnFusedLinearCrossEntropyLossGrad"
 CANNS_LOSS = "aclnnFusedCrossEntropyLossWithMaxSum"
@@ -39,13 +41,8 @@ def _loss_and_gradients(case: Case, dtype: torch.dtype, device: str, compiled=la
 @pytest.mark.parametrize("case", CASES)
 def test_result_and_gradients_are_the_cpus(case, dtype):
     tolerance = 32 * torch.finfo(dtype).eps
-    torch.testing.assert_close(
-        _loss_and_gradients(case, dtype, "npu"),
-        _loss_and_gradients(case, dtype, "cpu"),
-        rtol=tolerance,
-        atol=tolerance,
-        equal_nan=True,
-    )
+    found, expected = (_loss_and_gradients(case, dtype, device) for device in ("npu", "cpu"))
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -81,7 +78,7 @@ FUSED = {
 }
 
 
-def _on(device, value, dtype):
+def _on(device, value, dtype=None):
     value = value(dtype) if callable(value) else value
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
@@ -113,11 +110,8 @@ def test_the_fused_operators_give_the_cpus_loss_and_gradients(options, dtype):
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=["fused", "chunked"])
 def test_a_compiled_linear_cross_entropy_uses_the_same_operators(options):
     input, weight, target = linear_case(torch.bfloat16)
-    call = torch.compile(
-        lambda *tensors: ours.linear_cross_entropy(*tensors, **options), fullgraph=True, backend="aot_eager"
-    )
-    results = []
-    for function in (call, partial(ours.linear_cross_entropy, **options)):
+    results, call = [], partial(ours.linear_cross_entropy, **options)
+    for function in (torch.compile(call, fullgraph=True, backend="aot_eager"), call):
         leaves = [tensor.npu().requires_grad_() for tensor in (input, weight)]
         with counted_launches() as launches:
             loss = function(*leaves, target.npu())
@@ -131,12 +125,9 @@ def test_a_compiled_linear_cross_entropy_uses_the_same_operators(options):
 @pytest.mark.parametrize("reason", CHUNKED)
 def test_explain_shows_why_the_fused_operators_are_not_used(reason):
     hidden, head, target = (tensor.npu() for tensor in linear_case(torch.bfloat16))
-    options = {
-        name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in CHUNKED[reason].items()
-    }
-    lines = torch_aclnn_ops.explain(
-        ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target, **options
-    )
+    options = {name: _on("npu", value) for name, value in CHUNKED[reason].items()}
+    tensors = hidden.requires_grad_(), head.requires_grad_(), target
+    lines = torch_aclnn_ops.explain(ours.linear_cross_entropy, *tensors, **options)
     assert lines.startswith(f"linear_cross_entropy: PyTorch fallback, because {reason}; ")
 
 
@@ -147,6 +138,12 @@ def test_a_target_outside_the_classes_gives_nan_and_nothing_is_written_elsewhere
     assert losses.isnan().nonzero().flatten().tolist() == [5]
 
 
+def _halves(rows, classes, features):
+    shapes = (rows, features), (classes, features)
+    return *(torch.zeros(shape, dtype=torch.half) for shape in shapes), torch.zeros(rows, dtype=torch.int64)
+
+
+_OF_A_HEAD = "linear_cross_entropy: PyTorch fallback, because"
 FORMULAS = {
     "float64": (
         lambda: (ours.mse_loss, torch.rand(3).double(), torch.rand(3).double()),
@@ -162,38 +159,19 @@ FORMULAS = {
     ),
     "float32 matrices": (
         lambda: (ours.linear_cross_entropy, torch.rand(4, 2), torch.rand(200, 2), torch.zeros(4, dtype=torch.int64)),
-        "linear_cross_entropy: PyTorch fallback, because input is torch.float32 and CANN's operator supports"
-        " torch.float16 and torch.bfloat16",
+        f"{_OF_A_HEAD} input is torch.float32 and CANN's operator supports torch.float16 and torch.bfloat16",
     ),
     "few classes": (
-        lambda: (
-            ours.linear_cross_entropy,
-            torch.rand(4, 2).half(),
-            torch.rand(127, 2).half(),
-            torch.zeros(4, dtype=torch.int64),
-        ),
-        "linear_cross_entropy: PyTorch fallback, because weight has 127 classes and CANN's operator supports"
-        " 128 or more",
+        lambda: (ours.linear_cross_entropy, *_halves(4, 127, 2)),
+        f"{_OF_A_HEAD} weight has 127 classes and CANN's operator supports 128 or more",
     ),
     "many features": (
-        lambda: (
-            ours.linear_cross_entropy,
-            torch.rand(1, 65535).half(),
-            torch.rand(128, 65535).half(),
-            torch.zeros(1, dtype=torch.int64),
-        ),
-        "linear_cross_entropy: PyTorch fallback, because weight has 65535 features and CANN's operator"
-        " supports at most 65534",
+        lambda: (ours.linear_cross_entropy, *_halves(1, 128, 65535)),
+        f"{_OF_A_HEAD} weight has 65535 features and CANN's operator supports at most 65534",
     ),
     "many classes": (
-        lambda: (
-            ours.linear_cross_entropy,
-            torch.zeros(1, 1).half(),
-            torch.zeros(2**24 + 1, 1, dtype=torch.half),
-            torch.zeros(1, dtype=torch.int64),
-        ),
-        "linear_cross_entropy: PyTorch fallback, because weight has 16777217 classes and CANN's operator"
-        " supports at most 16777216",
+        lambda: (ours.linear_cross_entropy, *_halves(1, 2**24 + 1, 1)),
+        f"{_OF_A_HEAD} weight has 16777217 classes and CANN's operator supports at most 16777216",
     ),
     "integers": (
         lambda: (ours.embedding, torch.zeros(3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64)),
@@ -212,22 +190,11 @@ def test_unsupported_inputs_fall_back_to_pytorch_and_are_explained(name):
 
 def test_the_fallback_raises_like_the_operator():
     with pytest.raises(ValueError, match=r"mse_loss_backward: reduction must be 0 \(none\), .* but it is 7"):
-        torch_aclnn_ops.ops.mse_loss_backward(*[torch.rand(3).double().npu()] * 3, 7)
-    state = [torch.rand(3).double().npu() for _ in range(5)]
-    state[1].requires_grad_()
+        ops.mse_loss_backward(*[torch.rand(3).double().npu()] * 3, 7)
+    state = {name: torch.rand(3).double().npu() for name in ("grad", *test_ema_adam.STATE)}
+    state["var"].requires_grad_()
     with pytest.raises(RuntimeError, match="apply_fused_ema_adam_: var must not require grad"):
-        torch_aclnn_ops.ops.apply_fused_ema_adam_(
-            *state,
-            torch.tensor([1]).npu(),
-            lr=0.1,
-            ema_decay=0.9,
-            beta1=0.9,
-            beta2=0.9,
-            eps=1e-8,
-            weight_decay_mode=1,
-            bias_correction=True,
-            weight_decay=0.0,
-        )
+        ops.apply_fused_ema_adam_(**state, step=torch.tensor([1]).npu(), **test_ema_adam.OPTIONS)
 
 
 @pytest.mark.skipif(torch.npu.device_count() < 2, reason="needs two devices")
@@ -304,22 +271,15 @@ def test_the_derivatives_of_a_small_loss_are_the_cpus(of, function):
 
 @pytest.mark.parametrize("index", [-1, 200])
 def test_with_check_values_a_class_out_of_range_raises(index):
-    torch_aclnn_ops.check_values(True)
-    try:
-        with pytest.raises(IndexError, match=rf"Target {index} is out of bounds"):
-            _small_step(torch.tensor([3, index, *range(6)]), "npu")
-    finally:
-        torch_aclnn_ops.check_values(False)
+    with checked_values(), pytest.raises(IndexError, match=rf"Target {index} is out of bounds"):
+        _small_step(torch.tensor([3, index, *range(6)]), "npu")
 
 
 @pytest.mark.parametrize("index", [-1, 5])
 def test_with_check_values_an_index_out_of_range_raises(index):
-    torch_aclnn_ops.check_values(True)
-    try:
-        with pytest.raises(IndexError, match=f"embedding: indices must be from 0 to 4 .*, but one is {index}"):
-            ours.embedding(torch.tensor([0, index]).npu(), torch.rand(5, 3).npu())
-    finally:
-        torch_aclnn_ops.check_values(False)
+    sentence = f"embedding: indices must be from 0 to 4 .*, but one is {index}"
+    with checked_values(), pytest.raises(IndexError, match=sentence):
+        ours.embedding(torch.tensor([0, index]).npu(), torch.rand(5, 3).npu())
 
 
 def test_indices_with_the_maximum_rank_have_a_gradient():

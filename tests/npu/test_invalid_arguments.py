@@ -2,7 +2,6 @@
 
 import re
 
-import torch_aclnn_ops
 from torch_aclnn_ops import _extension, ops
 
 import pytest
@@ -10,19 +9,18 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, error_inputs, good_call, meaning_of, to_npu
+from tests.npu._operators import CONTRACTS, checked_values, error_inputs, good_call, meaning_of, to_npu
 
 
 @pytest.fixture
-def checked_values():
-    torch_aclnn_ops.check_values(True)
-    yield
-    torch_aclnn_ops.check_values(False)
+def values_are_read():
+    with checked_values():
+        yield
 
 
 @pytest.mark.parametrize("entry", ["the operator", "the package's function", "_C"])
 @pytest.mark.parametrize("contract, error_input", error_inputs())
-def test_invalid_arguments_raise_the_same_exception_as_on_the_cpu(contract, error_input, entry, checked_values):
+def test_invalid_arguments_raise_the_same_exception_as_on_the_cpu(contract, error_input, entry, values_are_read):
     operator = contract.OPERATOR
     arguments = to_npu(error_input.arguments(Maker(torch.float32)))
     calls = {"the operator": operator.overload, "the package's function": operator}
@@ -33,9 +31,9 @@ def test_invalid_arguments_raise_the_same_exception_as_on_the_cpu(contract, erro
 
 
 @pytest.mark.parametrize(
-    "change, exception, sentence", test_ema_adam.ERROR_INPUTS.values(), ids=test_ema_adam.ERROR_INPUTS.keys()
+    "change, exception, sentence", test_ema_adam.ERROR_INPUTS.values(), ids=test_ema_adam.ERROR_INPUTS
 )
-def test_adam_raises_and_changes_nothing(change, exception, sentence, checked_values):
+def test_adam_raises_and_changes_nothing(change, exception, sentence, values_are_read):
     arguments = {**test_ema_adam.make_tensors(torch.float32), "step": torch.tensor([7]), **change}
     on_npu = {name: tensor.npu() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in arguments.items()}
     options = {**test_ema_adam.OPTIONS, **{k: on_npu.pop(k) for k in list(on_npu) if k in test_ema_adam.OPTIONS}}
@@ -58,7 +56,7 @@ def _linear(rows=4, classes=128, features=3, dtype=_half):
     return _normal(rows, features, dtype=dtype), _normal(classes, features, dtype=dtype)
 
 
-_rows_and_target = lambda: (torch.zeros(1, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))  # noqa: E731
+_TARGET = torch.zeros(4, dtype=torch.int64)
 
 # What the rules of every device allow, and CANN does not: operator, arguments, status and the beginning of the reason.
 LIMITS = {
@@ -71,13 +69,13 @@ LIMITS = {
     ),
     "max sum, 65535 features": (
         "fused_linear_online_max_sum",
-        lambda: (*_linear(4, 2, 65535), torch.zeros(4, dtype=torch.int64), 0, 2, False),
+        lambda: (*_linear(4, 2, 65535), _TARGET, 0, 2, False),
         161002,
     ),
     "loss, float64": ("fused_cross_entropy_loss_with_max_sum", lambda: (*[torch.ones(3).double()] * 3, None), 161002),
     "grad, 24576 classes with a softmax": (
         "fused_linear_cross_entropy_loss_grad",
-        lambda: (torch.ones(4), *_linear(4, 24576), *_rows_and_target(), None, None, torch.ones(4, 24576)),
+        lambda: (torch.ones(4), *_linear(4, 24576), _TARGET[:1].byte(), _TARGET, None, None, torch.ones(4, 24576)),
         561103,
     ),
     "adam, float64": (
@@ -134,9 +132,8 @@ def test_every_documented_status_has_a_meaning(status):
 )
 def test_unsupported_dtypes_raise(dtype):
     tensors = [torch.zeros(2, dtype=dtype, device="cpu").npu() for _ in range(3)]
-    with pytest.raises(
-        (TypeError, RuntimeError), match="mse_loss_backward: self must have a floating-point dtype|CANN has no"
-    ):
+    sentence = "mse_loss_backward: self must have a floating-point dtype|CANN has no"
+    with pytest.raises((TypeError, RuntimeError), match=sentence):
         ops.mse_loss_backward.overload(*tensors, 0)
 
 

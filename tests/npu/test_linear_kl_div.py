@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from tests._linear_kl_div import DIVERGENCES, REDUCED, ROWS, TARGET, head_of_teacher, results, student, teacher
+from tests.npu._operators import checked_values
 
 
 def _results(device, divergence, kind, dtype=torch.float32, **options):
@@ -22,10 +23,8 @@ def _results(device, divergence, kind, dtype=torch.float32, **options):
 @pytest.mark.parametrize("kind", ["head", "probabilities", "some classes"])
 @pytest.mark.parametrize("options", ["ignored rows", "ignored rows, none", "hard labels"])
 def test_the_results_are_those_of_a_cpu(divergence, kind, options):
-    found, expected = (
-        _results(device, divergence, kind, temperature=2.0, chunk_size=4, **REDUCED[options])
-        for device in ("npu", "cpu")
-    )
+    options = {"temperature": 2.0, "chunk_size": 4, **REDUCED[options]}
+    found, expected = (_results(device, divergence, kind, **options) for device in ("npu", "cpu"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -51,12 +50,8 @@ def test_a_class_that_is_none_makes_the_loss_nan_and_is_refused_where_values_are
     input, weight = (one.detach().npu() for one in student(torch.float32)[:2])
     some = torch.full((ROWS, 2), 99).npu(), torch.full((ROWS, 2), -1.0).npu()
     assert F.linear_kl_div(input, weight, teacher_top_k=some).cpu().isnan()
-    torch_aclnn_ops.check_values(True)
-    try:
-        with pytest.raises(IndexError, match="must have classes from 0 to 22, but it has the row"):
-            F.linear_kl_div(input, weight, teacher_top_k=some)
-    finally:
-        torch_aclnn_ops.check_values(False)
+    with checked_values(), pytest.raises(IndexError, match="must have classes from 0 to 22, but it has the row"):
+        F.linear_kl_div(input, weight, teacher_top_k=some)
 
 
 def test_explain_says_that_cann_has_no_operator():
