@@ -6,9 +6,8 @@ import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_acln
 import torch
 import transformers
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from tests._modes import Largest
 from tests._tiny_configs import CLASSES, tiny
 
 BATCH, TOKENS = 2, 64
@@ -53,20 +52,6 @@ def batch(seed: int = 0) -> dict[str, Tensor]:
     labels = tokens.clone()
     labels[0, 5:9] = -100
     return {"input_ids": tokens, "labels": labels}
-
-
-class Largest(TorchDispatchMode):
-    """Sees the results of operators, and how many elements the largest has."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
-        # Tensors on "meta" have no memory, and torch_npu's attention makes a causal mask of 2048 x 2048.
-        sizes = [one.numel() for one in made if not one.is_meta and one.dtype != torch.bool]
-        self.elements = max([self.elements, *sizes])
-        return result
 
 
 class Step:

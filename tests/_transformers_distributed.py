@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests._language_models import CHUNK, Largest, batch, make
+from tests._language_models import CHUNK, batch, make
+from tests._modes import Largest
 from tests._own_losses import WithOwnLoss
 
 PROCESSES = 2

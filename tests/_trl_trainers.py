@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
-from tests._language_models import CLASSES, Largest, make
+from tests._language_models import CLASSES, make
+from tests._modes import Largest
 
 STEPS = 2
 _MARKS = ["[PAD]", "[BOS]", "[EOS]", "[UNK]"]

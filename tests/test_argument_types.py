@@ -65,9 +65,7 @@ RAW = {
     "embedding_dense_backward": (_ROWS, _INDICES, 8, 0, False),
     "fused_linear_online_max_sum": (_ROWS, _HEAD, _INDICES, 0, 11, False),
 }
-RAW_CASES = [
-    (name, place, kind) for name, arguments in RAW.items() for place in range(len(arguments)) for kind in WRONG
-]
+RAW_CASES = [(name, place, kind) for name, given in RAW.items() for place in range(len(given)) for kind in WRONG]
 
 
 @pytest.mark.parametrize("name, place, kind", RAW_CASES)

@@ -170,9 +170,8 @@ def test_an_infinite_average_follows_the_formula(weight, ema_decay):
 )
 def test_the_example_of_the_cann_documentation(step, var, s):
     values = torch.arange(1.0, 9.0).reshape(2, 2, 2)
-    results = run(
-        dict.fromkeys(("grad", *STATE), values), torch.full((2, 2), step), lr=0.001, ema_decay=0.5, weight_decay=0.5
-    )
+    options = {"lr": 0.001, "ema_decay": 0.5, "weight_decay": 0.5}
+    results = run(dict.fromkeys(("grad", *STATE), values), torch.full((2, 2), step), **options)
     expected = {"var": var, "m": range(1, 9), "v": [1, 2.002, 3.006, 4.012, 5.02, 6.03, 7.042, 8.056], "s": s}
     for name, numbers in expected.items():
         torch.testing.assert_close(results[name].flatten(), torch.tensor([*numbers]).float(), rtol=0, atol=2e-6)
@@ -247,26 +246,17 @@ def test_it_does_not_write_to(name):
     assert torch.equal(arguments[name], before)
 
 
+DOUBLE = torch.zeros(7, 5).double()
 FLOAT = r"torch\.float32 as grad has, but it has torch\.float64"
 SHAPE = r"grad\.shape = \[7, 5\], but its shape is \[5, 7\]"
+NO_FLOAT = "grad must have a floating-point dtype, but it has"
 ERROR_INPUTS = {
-    "integer gradient": (
-        {"grad": torch.zeros(7, 5, dtype=torch.int64)},
-        TypeError,
-        r"grad must have a floating-point dtype, but it has torch\.int64",
-    ),
-    "complex gradient": (
-        {"grad": torch.zeros(7, 5, dtype=torch.complex64)},
-        TypeError,
-        r"grad must have a floating-point dtype, but it has torch\.complex64",
-    ),
     **{
-        f"dtype of {name}": ({name: torch.zeros(7, 5).double()}, TypeError, f"{name} must have dtype {FLOAT}")
-        for name in STATE
+        f"gradient of {dtype}": ({"grad": torch.zeros(7, 5, dtype=dtype)}, TypeError, f"{NO_FLOAT} {dtype}")
+        for dtype in (torch.int64, torch.complex64)
     },
-    **{
-        f"shape of {name}": ({name: torch.zeros(5, 7)}, ValueError, f"{name} must have shape {SHAPE}") for name in STATE
-    },
+    **{f"dtype of {name}": ({name: DOUBLE}, TypeError, f"{name} must have dtype {FLOAT}") for name in STATE},
+    **{f"shape of {name}": ({name: DOUBLE.float().T}, ValueError, f"{name} must have shape {SHAPE}") for name in STATE},
     "dtype of step": (
         {"step": torch.tensor(7.0)},
         TypeError,

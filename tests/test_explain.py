@@ -10,12 +10,8 @@ _FORMULA = "PyTorch fallback, because"
 
 
 def _linear(**options):
-    rows, head, target = (
-        torch.rand(3, 2, requires_grad=True),
-        torch.rand(4, 2, requires_grad=True),
-        torch.tensor([0, 1, 2]),
-    )
-    return explain(functional.linear_cross_entropy, rows, head, target, **options)
+    rows, head = (torch.rand(number, 2, requires_grad=True) for number in (3, 4))
+    return explain(functional.linear_cross_entropy, rows, head, torch.arange(3), **options)
 
 
 def test_a_name_is_not_a_function():
@@ -25,9 +21,8 @@ def test_a_name_is_not_a_function():
 
 def test_a_call_that_falls_back_to_torch_is_shown():
     integers = torch.ones(2, dtype=torch.int64)
-    assert explain(torch.add, integers, integers) == (
-        "no operator of torch_aclnn_ops: torch's own functions compute this call"
-    )
+    said = explain(torch.add, integers, integers)
+    assert said == "no operator of torch_aclnn_ops: torch's own functions compute this call"
 
 
 _PLAN = "1 chunk of 3 rows, 0.0 MB of buffers"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from tests._language_models import Largest
+from tests._modes import Largest
 
 ROWS, FEATURES, RANK, CLASSES = 48, 32, 4, 300
 TARGET = torch.randint(0, CLASSES, (ROWS,), generator=torch.Generator().manual_seed(0))

@@ -75,9 +75,8 @@ def test_evaluation_uses_the_averages_and_restores_the_weights(trained):
     assert all(map(torch.equal, model.parameters(), weights))
     averaged = make()
     averaged.load_state_dict(optimizer.ema_state_dict(model))
-    losses = [
-        averaged.eval()(**{name: one[None] for name, one in row.items()}).loss.item() for row in trained.eval_dataset
-    ]
+    rows = [{name: one[None] for name, one in row.items()} for row in trained.eval_dataset]
+    losses = [averaged.eval()(**row).loss.item() for row in rows]
     assert found == pytest.approx(sum(losses) / len(losses), rel=1e-3)
     assert [log["eval_loss"] for log in trained.state.log_history if "eval_loss" in log][STEPS // 2 - 1] == found
 
@@ -237,9 +236,8 @@ def test_averages_that_stay_at_the_initial_weights_are_warned_of(options, steps,
 
 
 def test_a_training_warns_of_a_decay_that_is_too_large_for_its_steps(tmp_path):
-    with pytest.warns(
-        UserWarning, match=f"after {STEPS} steps with ema_decay=0.9 the EMA weights are still 53.1% initial"
-    ):
+    sentence = f"after {STEPS} steps with ema_decay=0.9 the EMA weights are still 53.1% initial"
+    with pytest.warns(UserWarning, match=sentence):
         make_trainer(tmp_path).train()
 
 
@@ -249,9 +247,8 @@ def test_a_training_warns_of_a_decay_that_is_too_large_for_its_steps(tmp_path):
     ids=["default", "the optimizer's", "another"],
 )
 def test_a_learning_rate_that_the_trainer_ignores_is_warned_of_once(arguments, warns, tmp_path):
-    trainer = make_trainer(
-        tmp_path, callbacks=[ReportCallback()], max_steps=1, eval_strategy="no", save_strategy="no", **arguments
-    )
+    arguments |= {"max_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
+    trainer = make_trainer(tmp_path, callbacks=[ReportCallback()], **arguments)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("default")
         trainer.train()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests import _torchs as torchs
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
+from tests._modes import LargestOfAll
 
 N, H, C = 4, 2, 5
 
@@ -75,9 +76,7 @@ FUSED_CASES = [
         lambda F, x, w, target: _in_float32(F, x.T, w[:, ::2], target),
         _indices,
     ),
-    Case(
-        "no rows, sum", lambda m: (m.normal(0, H), m.normal(C, H)), _call(reduction="sum"), lambda m: (m.index(C, 0),)
-    ),
+    Case("no rows", lambda m: (m.normal(0, H), m.normal(C, H)), _call(reduction="sum"), lambda m: (m.index(C, 0),)),
 ]
 
 CHUNKED_CASES = [
@@ -222,12 +221,11 @@ def test_the_loss_of_many_bfloat16_rows_is_exact():
 def test_gradients_of_many_chunks_are_rounded_to_16_bits_once(options):
     make = Maker(torch.bfloat16)
     input, head, bias, target = make.normal(2048, H), make.normal(C, H), make.normal(C), make.index(C, 2048)
+    options = {"reduction": "sum", **options}
 
     def gradients(dtype):
         leaves = [tensor.to(dtype).requires_grad_() for tensor in (head, bias)]
-        loss = ours.linear_cross_entropy(
-            input.to(dtype), leaves[0], target, linear_bias=leaves[1], reduction="sum", **options
-        )
+        loss = ours.linear_cross_entropy(input.to(dtype), leaves[0], target, linear_bias=leaves[1], **options)
         return torch.autograd.grad(loss, leaves)
 
     for gradient, truth in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
@@ -242,10 +240,9 @@ def test_a_chunk_size_may_be_a_numpy_integer():
 
 def test_class_weights_with_a_tangent_raise():
     input, head, target, weight = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,)), torch.rand(C)
+    call = partial(ours.linear_cross_entropy, input, head, target)
     with pytest.raises(RuntimeError, match="linear_cross_entropy: weight must not have a tangent"):
-        torch.func.jvp(
-            lambda weight: ours.linear_cross_entropy(input, head, target, weight=weight), (weight,), (weight,)
-        )
+        torch.func.jvp(lambda weight: call(weight=weight), (weight,), (weight,))
 
 
 def test_uint8_targets_are_class_indices():
@@ -279,27 +276,11 @@ def test_torchs_options_are_passed_on_when_falling_back_to_torch():
     class Tagged(torch.Tensor):
         pass
 
-    rows, options = torch.rand(2, 3).as_subclass(Tagged), torch.nn.LinearCrossEntropyOptions()
+    tensors = torch.rand(2, 3).as_subclass(Tagged), torch.rand(4, 3), torch.tensor([0, 1])
+    options = torch.nn.LinearCrossEntropyOptions()
     with pytest.warns(UserWarning, match="``options`` ignored"):
-        loss = ours.linear_cross_entropy(
-            rows, torch.rand(4, 3), torch.tensor([0, 1]), options=options, label_smoothing=0.1
-        )
+        loss = ours.linear_cross_entropy(*tensors, options=options, label_smoothing=0.1)
     assert type(loss) is Tagged
-
-
-class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
-    """Remembers the largest number of elements that any operator returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for out in torch.utils._pytree.tree_leaves(result):
-            if isinstance(out, torch.Tensor):
-                self.largest = max(self.largest, out.numel())
-        return result
 
 
 def _hold_few_logits(monkeypatch, number):
@@ -317,13 +298,13 @@ def test_no_derivative_materializes_the_logits_of_all_rows(options, order, monke
     _hold_few_logits(monkeypatch, 64 * 500)
     rows, classes = 1024, 500
     input, head = (torch.randn(shape, 8, requires_grad=True) for shape in (rows, classes))
-    with _LargestTensor() as mode, torch.set_grad_enabled(order > 0):
+    with LargestOfAll() as mode, torch.set_grad_enabled(order > 0):
         loss = ours.linear_cross_entropy(input, head, torch.randint(classes, (rows,)), **options)
         if order > 0:
             gradients = torch.autograd.grad(loss, (input, head), create_graph=order > 1)
         if order > 1:
             torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), (input, head))
-    assert mode.largest < rows * classes / 4
+    assert mode.elements < rows * classes / 4
 
 
 def test_vmap_materializes_the_logits_of_one_chunk_per_sample(monkeypatch):
@@ -332,9 +313,9 @@ def test_vmap_materializes_the_logits_of_one_chunk_per_sample(monkeypatch):
     inputs, head = torch.randn(samples, rows, 8), torch.randn(classes, 8)
     targets = torch.randint(classes, (samples, rows))
     gradient = torch.func.grad(ours.linear_cross_entropy, argnums=(0, 1))
-    with _LargestTensor() as mode:
+    with LargestOfAll() as mode:
         torch.vmap(gradient, (0, None, 0))(inputs, head, targets)
-    assert mode.largest < samples * rows * classes / 4
+    assert mode.elements < samples * rows * classes / 4
 
 
 def test_the_head_alone_can_be_trained_and_the_input_alone():

@@ -401,7 +401,7 @@ def test_every_error_of_a_batched_call_names_one_argument(call):
 
 
 @pytest.mark.parametrize("name", ["log_probabilities", "token_accuracy"])
-def test_outputs_for_class_indices_raise__probabilities(name):
+def test_outputs_for_class_indices_raise_with_probabilities(name):
     with pytest.raises(ValueError, match=f"outputs must not have {name} with probabilities"):
         ours.linear_cross_entropy(torch.rand(N, H), torch.rand(C, H), torch.rand(N, C), outputs=(name,))
 

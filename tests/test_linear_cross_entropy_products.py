@@ -1,5 +1,6 @@
 """linear_cross_entropy: its large products on a CPU, which are not torch.mm's."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 from torch_aclnn_ops import _cpu_extension, explain
@@ -9,27 +10,17 @@ from torch_aclnn_ops.ops import _chunks
 import pytest
 import torch
 from host_npu.testing import run
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import Maker
-from tests._cpu_kernels import HAS_UNITS, needs_units
+from tests._modes import Calls
+
+HAS_UNITS = _cpu_extension.has_bfloat16_units()  # by what the machine has, not by what was built or loaded
+needs_units = pytest.mark.skipif(not HAS_UNITS, reason="needs a CPU with units for bfloat16 (AVX512-BF16 or AMX)")
 
 
 @pytest.fixture
 def every_product_is_large(monkeypatch):
     monkeypatch.setattr(_chunks, "_FEWEST_MULTIPLICATIONS", 1)
-
-
-class _Calls(TorchDispatchMode):
-    """Counts the operators that make products."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def _tensors(dtype, rows=6, features=8, classes=50):
@@ -40,10 +31,10 @@ def _tensors(dtype, rows=6, features=8, classes=50):
 
 def _products_of_a_step(dtype, features=8, **options):
     input, head, target = _tensors(dtype, features=features)
-    with _Calls() as calls:
+    with Calls() as calls:
         ours.linear_cross_entropy(input, head, target, **options)
-    names = ("linear_cross_entropy_logits", "mm", "addmm", "addmm_")
-    return {name: calls.names.count(name) for name in names if name in calls.names}
+    counts = Counter(operator.overloadpacket.__name__ for operator in calls.operators)
+    return {name: counts[name] for name in ("linear_cross_entropy_logits", "mm", "addmm", "addmm_") if name in counts}
 
 
 @needs_units

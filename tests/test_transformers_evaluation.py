@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests._language_models import CHUNK, FAMILIES, LOGITS, Largest, batch, make
+from tests._language_models import CHUNK, FAMILIES, LOGITS, batch, make
+from tests._modes import Largest
 from tests.test_hf_trainer import make_trainer
 from tests.test_transformers_adapters import CASES, adapted
 

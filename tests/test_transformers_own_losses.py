@@ -14,7 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
-from tests._language_models import CHUNK, LOGITS, Largest, Step, assert_close, batch, make
+from tests._language_models import CHUNK, LOGITS, Step, assert_close, batch, make
+from tests._modes import Largest
 from tests._own_losses import LOSSES, WithOwnLoss
 
 

@@ -5,9 +5,9 @@ import inspect
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import Maker
+from tests._modes import Calls
 from tests.npu._operators import CONTRACTS, flat, to_npu
 
 
@@ -117,19 +117,11 @@ def test_fake_tensors_and_modes_come_before_the_kernel(contract):
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in arguments]
         outputs = flat(contract.OPERATOR.overload(*fakes))
-    assert [(out.shape, out.dtype, out.device) for out in outputs] == [
-        (out.shape, out.dtype, out.device) for out in expected
-    ]
-    seen = []
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    with Recorder():
+    found, expected = ([(one.shape, one.dtype, one.device) for one in each] for each in (outputs, expected))
+    assert found == expected
+    with Calls() as calls:
         contract.OPERATOR.overload(*arguments)
-    assert contract.OPERATOR.overload in seen
+    assert contract.OPERATOR.overload in calls.operators
 
 
 class TestEntry:

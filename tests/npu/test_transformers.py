@@ -7,7 +7,8 @@ import peft
 import pytest
 import torch
 
-from tests._language_models import CHUNK, LOGITS, Largest, Step, assert_close, batch, make
+from tests._language_models import CHUNK, LOGITS, Step, assert_close, batch, make
+from tests._modes import Largest
 from tests._own_losses import LOSSES, WithOwnLoss
 
 
