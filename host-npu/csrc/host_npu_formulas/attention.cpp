@@ -177,7 +177,8 @@ Tensor of_all_tokens(const std::vector<Tensor>& of_sequences, const Tensor& like
     return at::constant_pad_nd(joined, padding, value);
 }
 
-// What a call means: without a mask, the sparse mode has no effect, and sequences that are left out have none.
+// What a call means: without a mask, the sparse mode has no effect (GetSparseInfo in CANN's
+// flash_attention_score_tiling_general.cpp), and sequences that are left out have none.
 Setting in_effect(const Setting& given, const OptionalIntegerTensor& mask) {
     auto at = given;
     TORCH_CHECK(at.mode >= 0 && at.mode <= 8, "sparseMode is ", at.mode, "; CANN takes 0 to 8");
