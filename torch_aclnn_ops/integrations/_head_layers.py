@@ -1,14 +1,12 @@
-"""The terms of a sum of logits, outputs of linear layers and bias vectors, and their loss if the head is frozen."""
+"""The terms of a sum of logits: outputs of linear layers, whose weights may be sharded, and bias vectors."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, recomputed
-from torch_aclnn_ops._call_log import Implementation, log_call
-from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, is_plain
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._tensors import is_autocast_on, is_plain
 from torch_aclnn_ops._torch_compat.private import in_ddp_with_static_graph, modules_sharded_with, version_of
-from torch_aclnn_ops.ops._tiling import LOGITS_BYTES, Sizes, tile_rows
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +29,32 @@ class Layer(NamedTuple):
         """Return the layer's output, without the division."""
         self.check_versions()
         with self.saved_autocast():
-            if not is_plain(self.weight_now()):
-                return with_weights(self.linear, self.input, nn.Linear.forward)
-            # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
-            check_whole(self.linear, self.weight)
-            return nn.functional.linear(self.input, self.weight, self.bias)
+            return self.apply(nn.functional.linear)
 
-    def weight_now(self) -> Tensor:
-        """Return the weight that the layer has, or had in the call if a parametrization computes it at each read."""
-        return self.weight if is_parametrized(self.linear) else self.linear.weight
+    def apply(self, function: Callable[..., Tensor]) -> Tensor:
+        """Return ``function(input, weight, bias)`` of whole weights."""
+        linear = self.linear
+        if is_parametrized(linear) or is_plain(linear.weight):
+            # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
+            _check_whole(linear, self.weight)
+            return function(self.input, self.weight, self.bias)
+        if modules_sharded_with(linear) > 1:
+            raise RuntimeError(
+                "fully_shard has sharded the head together with other modules, whose weights are resharded before the"
+                " loss: call fully_shard on the head itself, or pass reshard_after_forward=False to this call"
+            )
+
+        def of_unsharded(linear: nn.Linear, input: Tensor) -> Tensor:
+            _check_whole(linear, linear.weight)
+            return function(input, linear.weight, linear.bias)
+
+        # FSDP2 shards this layer on its own, and all-gathers its weights in its forward pass.
+        result: Tensor = linear(self.input, function=of_unsharded)
+        return result
+
+    def check_whole(self) -> None:
+        """Raise if the weight of the forward pass is sharded."""
+        _check_whole(self.linear, self.weight)
 
     def check_versions(self) -> None:
         """Raise if the input or the weights were modified after the forward pass, or it is DDP's that needs the loss.
@@ -130,27 +145,7 @@ def strided_rows(input: Tensor, sizes: list[int], row_strides: list[int], offset
     return flat.view(-1).as_strided((*sizes, features), (*strides, 1), first + offset * features)
 
 
-def with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linear, Tensor], Tensor]) -> Tensor:
-    """Call ``function(linear, input)`` while the weights are unsharded."""
-
-    def checked(linear: nn.Linear, input: Tensor) -> Tensor:
-        check_whole(linear, linear.weight)
-        return function(linear, input)
-
-    if is_plain(linear.weight):
-        return checked(linear, input)
-    if modules_sharded_with(linear) > 1:
-        raise RuntimeError(
-            "fully_shard has sharded the head together with other modules, whose weights are resharded before the loss:"
-            " call fully_shard on the head itself, or pass reshard_after_forward=False to this call"
-        )
-    # FSDP2 shards this layer on its own, and all-gathers its weights in its forward pass.
-    result: Tensor = linear(input, function=checked)
-    return result
-
-
-def check_whole(linear: nn.Linear, weight: Tensor) -> None:
-    """Raise if a weight is sharded."""
+def _check_whole(linear: nn.Linear, weight: Tensor) -> None:
     is_whole = is_plain(weight) and weight.shape == (linear.out_features, linear.in_features)
     has_no_storage = torch.compiler.is_compiling() or in_functorch_transform()
     if is_whole and (has_no_storage or weight.untyped_storage().nbytes() > 0):
@@ -160,60 +155,3 @@ def check_whole(linear: nn.Linear, weight: Tensor) -> None:
         " a head with adapters (PEFT) gather them only during the forward pass of the module that they wrap. Use"
         " fully_shard (FSDP2), shard such a head together with the rest of the model, or call unpatch_model"
     )
-
-
-# Logits, what a softcap makes of them, their float32 copy, and its softmax and gradients.
-_COPIES = 6
-
-
-def cross_entropy_in_chunks(
-    logits_of: Callable[..., Tensor],
-    inputs: tuple[Tensor, ...],
-    head: Tensor,
-    target: Tensor,
-    *,
-    chunk_size: Any,
-    max_memory: int | None,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """Compute the cross entropy of logits chunk by chunk, recomputing those of a chunk for its gradients.
-
-    Unlike ``linear_cross_entropy`` of concatenated layers, it needs neither a copy nor a gradient of a frozen head.
-
-    Args:
-        logits_of: returns the logits of rows of ``inputs``.
-        inputs: the inputs of the head and of its adapters, whose first dimension is the rows.
-        head: the head's weight, for the size of the chunks.
-        target: class indices.
-        chunk_size: rows of a chunk, or ``"auto"``.
-        max_memory: bytes of a chunk, instead.
-        weight: as of :func:`torch.nn.functional.cross_entropy`, like the other options.
-        ignore_index: a target that is ignored.
-        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
-        label_smoothing: the share of the uniform distribution.
-    """
-    log_call("linear_cross_entropy", Implementation.FALLBACK, lambda: "the head is frozen and has adapters")
-    sizes = Sizes(len(target), head.shape[0], head.shape[1], head.dtype, head.is_cpu)
-    if chunk_size == "auto":
-        chunk_size, max_memory = None, max_memory or max(LOGITS_BYTES, head.nbytes // 2)
-    chunks = tile_rows("linear_cross_entropy", sizes, chunk_size, max_memory, _COPIES).chunks()
-
-    def of_rows(target: Tensor, *inputs: Tensor) -> Tensor:
-        logits = logits_of(*inputs)
-        logits = logits.to(accumulation_dtype(logits.dtype))
-        return torch.nn.functional.cross_entropy(
-            logits, target, weight, ignore_index=ignore_index, reduction="none", label_smoothing=label_smoothing
-        )
-
-    losses_of = recomputed(of_rows)
-    losses = torch.cat([losses_of(target[rows], *(one[rows] for one in inputs)) for rows in chunks])
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    is_counted = target != ignore_index
-    shares = is_counted if weight is None else weight[target.masked_fill(~is_counted, 0)] * is_counted
-    return losses.sum() / shares.sum()

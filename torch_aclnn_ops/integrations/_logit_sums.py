@@ -1,21 +1,16 @@
-"""A symbolic form of lazy logits, from which losses are computed, and the operations that it is closed under."""
+"""A symbolic form of lazy logits, the operations that it is closed under, and its cross entropy."""
 
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, recomputed
+from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, is_plain, widen
 from torch_aclnn_ops._torch_compat.private import version_of
-from torch_aclnn_ops.integrations._head_layers import (
-    Layer,
-    Vector,
-    check_whole,
-    cross_entropy_in_chunks,
-    strided_rows,
-    with_weights,
-)
+from torch_aclnn_ops.integrations._head_layers import Layer, Vector, strided_rows
+from torch_aclnn_ops.ops._tiling import LOGITS_BYTES, Sizes, tile_rows
 
 import torch
 from torch import Tensor, nn
@@ -203,20 +198,13 @@ class LogitSum:
                 bias = _total(tuple((one, 1.0) for one in (bias, added) if one is not None))
                 return _cross_entropy(input, weight, bias, target, options)
 
-            def call(linear: nn.Linear, input: Tensor) -> Tensor:
-                return loss_of(input, linear.weight, linear.bias)
-
-            if not is_plain(first.weight_now()):
-                return with_weights(first.linear, first.input, call)
-            # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
-            check_whole(first.linear, first.weight)
-            return loss_of(first.input, first.weight, first.bias)
+            return first.apply(loss_of)
         for layer in self.layers:
-            check_whole(layer.linear, layer.weight)
+            layer.check_whole()
         is_traced = torch.compiler.is_compiling() or in_functorch_transform()
         if not is_traced and not all(layer.weight.requires_grad for layer in self.layers):
             inputs = tuple(layer.input.reshape(-1, layer.input.shape[-1]) for layer in self.layers)
-            return cross_entropy_in_chunks(self._logits_of_rows(), inputs, first.weight, target, **given)
+            return _cross_entropy_in_chunks(self._logits_of_rows(), inputs, first.weight, target, **given)
         # The sum of layers is one layer with concatenated features.
         rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:
@@ -275,3 +263,49 @@ def _cross_entropy(
         input.reshape(-1, input.shape[-1]), weight, target, linear_bias=bias, **options
     )
     return loss
+
+
+# Logits, what a softcap makes of them, their float32 copy, and its softmax and gradients.
+_COPIES = 6
+
+
+def _cross_entropy_in_chunks(
+    logits_of: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    head: Tensor,
+    target: Tensor,
+    *,
+    chunk_size: Any,
+    max_memory: int | None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Compute the cross entropy of logits chunk by chunk, recomputing those of a chunk for its gradients.
+
+    Unlike ``linear_cross_entropy`` of concatenated layers, it needs neither a copy nor a gradient of a frozen head.
+    ``logits_of`` returns the logits of rows of ``inputs``, and the weight of the ``head`` decides the size of a chunk.
+    """
+    log_call("linear_cross_entropy", Implementation.FALLBACK, lambda: "the head is frozen and has adapters")
+    sizes = Sizes(len(target), head.shape[0], head.shape[1], head.dtype, head.is_cpu)
+    if chunk_size == "auto":
+        chunk_size, max_memory = None, max_memory or max(LOGITS_BYTES, head.nbytes // 2)
+    chunks = tile_rows("linear_cross_entropy", sizes, chunk_size, max_memory, _COPIES).chunks()
+
+    def of_rows(target: Tensor, *inputs: Tensor) -> Tensor:
+        logits = logits_of(*inputs)
+        logits = logits.to(accumulation_dtype(logits.dtype))
+        return torch.nn.functional.cross_entropy(
+            logits, target, weight, ignore_index=ignore_index, reduction="none", label_smoothing=label_smoothing
+        )
+
+    losses_of = recomputed(of_rows)
+    losses = torch.cat([losses_of(target[rows], *(one[rows] for one in inputs)) for rows in chunks])
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    is_counted = target != ignore_index
+    shares = is_counted if weight is None else weight[target.masked_fill(~is_counted, 0)] * is_counted
+    return losses.sum() / shares.sum()
