@@ -203,41 +203,51 @@ class FusedEmaAdam(EmaOptimizer):
             with torch.enable_grad():
                 loss = closure()
             check_outside_swap(self, "step")
-        parsed = [
-            options_of(group) if is_compiling else self._checked_options[i].of(group)
-            for i, group in enumerate(self.param_groups)
-        ]
-        buffers = self._ema_buffers.prepare([one for _, one in parsed])
-        have_moved = is_compiling or not self._placement.is_current(self.param_groups)
-        if have_moved and not is_compiling:
-            check_memory(self.param_groups, self.state)
-        # Each group notes it for this step.
-        own = [] if is_compiling else [i for i, one in self._flat_groups.items() if one.has_own_grads()]
-        _steps.check_gradients(self.param_groups, [] if have_moved else own)
-        grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
-        is_read = found_inf is not None and not is_compiling and (found_inf.is_cpu or _steps.are_states_missing(self))
-        if is_read and found_inf:
-            return loss
+        if is_compiling:
+            self._step_in_compiled_code(kwargs)
+        else:
+            self._step_in_eager_mode(kwargs)
+        return loss
+
+    def _step_in_compiled_code(self, scaler: dict[str, Any]) -> None:
+        """Trace a step: compiled code has no checks of memory and of new states, and does not know step counts."""
+        parsed = [options_of(group) for group in self.param_groups]
+        buffers = self._ema_buffers.prepare([schedule for _, schedule in parsed])
+        _steps.check_gradients(self.param_groups, [])
+        grad_scale, found_inf = _steps.grad_scaling(self, **scaler)
         if grad_scale is not None or found_inf is not None:
             parsed = [(one._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for one, schedule in parsed]
-        if is_compiling:
-            self._captures.has_compiled = True
-        else:
-            self._captures.observe(self.param_groups, [schedule for _, schedule in parsed], have_moved)
+        self._captures.has_compiled = True
+        self._write(self._prepare(parsed, True), parsed, buffers)
+
+    def _step_in_eager_mode(self, scaler: dict[str, Any]) -> None:
+        parsed = [self._checked_options[i].of(group) for i, group in enumerate(self.param_groups)]
+        schedules = [schedule for _, schedule in parsed]
+        buffers = self._ema_buffers.prepare(schedules)
+        have_moved = not self._placement.is_current(self.param_groups)
+        if have_moved:
+            check_memory(self.param_groups, self.state)
+        own = [i for i, one in self._flat_groups.items() if one.has_own_grads()]  # each group notes it for this step
+        _steps.check_gradients(self.param_groups, [] if have_moved else own)
+        grad_scale, found_inf = _steps.grad_scaling(self, **scaler)
+        is_read = found_inf is not None and (found_inf.is_cpu or _steps.are_states_missing(self))
+        if is_read and found_inf:
+            return
+        if grad_scale is not None or found_inf is not None:
+            parsed = [(one._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for one, schedule in parsed]
+        self._captures.observe(self.param_groups, schedules, have_moved)
         work = self._prepare(parsed, have_moved)
-        if not is_compiling and self._ema_buffers.are_new(buffers):
+        if self._ema_buffers.are_new(buffers):
             self._captures.before_new_states()
-        if not is_compiling and not any(one.tensors.params or any(runs for _, runs in one.runs) for one in work):
+        if not any(one.tensors.params or any(runs for _, runs in one.runs) for one in work):
             log_detail(apply_fused_ema_adam_.name, lambda: "not called, because no parameter has a gradient")
         try:
             self._write(work, parsed, buffers)
         except BaseException as error:
-            if not is_compiling:
-                note_partial_update(error)
+            note_partial_update(error)
             raise
-        if have_moved and not is_compiling:
+        if have_moved:
             self._placement.remember(self.param_groups)
-        return loss
 
     def _prepare(self, parsed: list[tuple[Options, EmaSchedule]], have_moved: bool) -> list[Work]:
         """Make everything that the groups' updates need, before any of them is written."""

@@ -228,7 +228,7 @@ class Captures:
             warnings.warn(
                 "FusedEmaAdam: graphs of earlier steps must be captured again, because the optimizer's states are new"
                 f" tensors after {_NEW_STATES}",
-                stacklevel=10,
+                stacklevel=9,
             )
 
 
