@@ -177,23 +177,23 @@ def raise_for_missing_names(module: str, of_torch: ModuleType) -> Callable[[str]
 
 
 _REAL = (float, Real)  # float first, for speed
-_Rule = tuple[Any, str, str, Callable[[Any], bool]]
+Rule = tuple[Any, str, str, Callable[[Any], bool]]
 _COUNT = ("at least 1", lambda number: number >= 1)
 _POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
-AT_LEAST_1: _Rule = (Integral, "an int", *_COUNT)
-FINITE: _Rule = (_REAL, "a number", "finite", lambda number: -math.inf < number < math.inf)
-POSITIVE: _Rule = (_REAL, "a number", *_POSITIVE)
-OPTIONAL_POSITIVE: _Rule = (_REAL, "None or a number", *_POSITIVE)
-NON_NEGATIVE: _Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
-_FRACTION: _Rule = (_REAL, "a number", "at least 0 and at most 1", lambda number: 0 <= number <= 1)
-_RULES: dict[str, _Rule] = {
+AT_LEAST_1: Rule = (Integral, "an int", *_COUNT)
+FINITE: Rule = (_REAL, "a number", "finite", lambda number: -math.inf < number < math.inf)
+POSITIVE: Rule = (_REAL, "a number", *_POSITIVE)
+OPTIONAL_POSITIVE: Rule = (_REAL, "None or a number", *_POSITIVE)
+NON_NEGATIVE: Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
+_FRACTION: Rule = (_REAL, "a number", "at least 0 and at most 1", lambda number: 0 <= number <= 1)
+_RULES: dict[str, Rule] = {
     "chunk_size": (Integral, '"auto" or an int', *_COUNT),
     "max_memory": (Integral, "None or an int", *_COUNT),
     "temperature": POSITIVE,
 }
 
 
-def check_number(function: str, name: str, value: Any, rule: _Rule | None = None) -> Any:
+def check_number(function: str, name: str, value: Any, rule: Rule | None = None) -> Any:
     """Check the type and range of a number, possibly a NumPy scalar, and return it as a Python number."""
     kind, accepted, accepted_range, fits = rule or _RULES[name]
     if isinstance(value, bool) or not isinstance(value, kind):
@@ -204,7 +204,13 @@ def check_number(function: str, name: str, value: Any, rule: _Rule | None = None
     return int(value) if kind is Integral else float(value)
 
 
-def check_scalar(function: str, name: str, value: Any, rule: _Rule) -> None:
+def given_arguments(local_names: dict[str, Any], *others: str) -> dict[str, Any]:
+    """Return the arguments of a constructor, from its ``locals()``, but for ``self`` and others."""
+    # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
+    return {name: value for name, value in dict(local_names).items() if name not in ("self", "__class__", *others)}
+
+
+def check_scalar(function: str, name: str, value: Any, rule: Rule) -> None:
     """Check a number, or a tensor of one element, whose value is checked where it can be read."""
     if isinstance(value, Tensor):
         if value.numel() != 1:

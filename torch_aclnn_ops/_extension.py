@@ -114,8 +114,11 @@ def launches() -> dict[str, int]:
 
 
 def check_queue(function: str) -> None:
-    """Raise if torch_npu's task queue has stopped: from then on its operators silently compute nothing."""
-    if _module is not None:
+    """Raise if torch_npu's task queue has stopped: from then on its operators silently compute nothing.
+
+    In compiled code there is no check.
+    """
+    if not torch.compiler.is_compiling() and _module is not None:
         _module.check_queue(function)
 
 

@@ -14,6 +14,7 @@ from torch_aclnn_ops._checks import (
     check_choice,
     check_number,
     check_options,
+    given_arguments,
     raise_for_missing_names,
 )
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
@@ -156,8 +157,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
-        # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
-        given = {name: value for name, value in dict(locals()).items() if name not in ("self", "__class__")}
+        given = given_arguments(locals())
         name = "LinearCrossEntropyLoss"
         check_options(name, given)
         check_numbers(name, softcap=softcap, lse_square_scale=lse_square_scale)
@@ -253,8 +253,7 @@ class LinearKLDivLoss(torch.nn.Module):
         chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
-        # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
-        given = {name: value for name, value in dict(locals()).items() if name not in ("self", "__class__")}
+        given = given_arguments(locals())
         check_choice("LinearKLDivLoss", "divergence", divergence, get_args(Divergence))
         check_beta("LinearKLDivLoss", divergence, beta)
         if vocab_size is not None:

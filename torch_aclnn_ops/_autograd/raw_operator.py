@@ -154,8 +154,7 @@ class RawOperator:
     def fall_back(self, reason: str, *args: Any) -> Any:
         """Compute a call of :meth:`run` with PyTorch, for this reason."""
         log_call(self.name, Implementation.FALLBACK, lambda: reason)
-        if not torch.compiler.is_compiling():
-            _extension.check_queue(self.name)
+        _extension.check_queue(self.name)
         return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
 
     def _launch(self, *args: Any) -> Any:

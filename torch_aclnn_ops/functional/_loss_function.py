@@ -122,8 +122,7 @@ def has_kernel(function: str, input: Tensor) -> bool:
     reason = None if soc is None else why_not_rank(["input"], [input]) or why_not_dtype(soc, ["input"], input)
     if reason is not None:
         log_call(function, Implementation.FALLBACK, lambda: reason)
-        if not torch.compiler.is_compiling():
-            _extension.check_queue(function)
+        _extension.check_queue(function)
     return reason is None
 
 

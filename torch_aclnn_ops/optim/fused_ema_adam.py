@@ -6,7 +6,9 @@ from operator import is_
 from typing import Any, NamedTuple, overload
 
 from torch_aclnn_ops._call_log import log_detail
+from torch_aclnn_ops._checks import given_arguments
 from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
+from torch_aclnn_ops.functional.ema_adam import check_flag
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, empty_lists
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
@@ -28,9 +30,6 @@ from torch_aclnn_ops.optim.swap import check_outside_swap, outside_swap
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
-
-# Arguments of the constructor that are not options of a group.
-_OTHER_ARGUMENTS = ("self", "__class__", "params", "flatten", "ema_buffers")
 
 
 class Work(NamedTuple):
@@ -130,11 +129,9 @@ class FusedEmaAdam(EmaOptimizer):
         flatten: bool = False,
         ema_buffers: nn.Module | None = None,
     ) -> None:
-        # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
-        defaults = {name: value for name, value in dict(locals()).items() if name not in _OTHER_ARGUMENTS}
+        defaults = given_arguments(locals(), "params", "flatten", "ema_buffers")  # the options of a group
         options_of(defaults)
-        if not isinstance(flatten, bool):
-            raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
+        check_flag("flatten", flatten)
         if isinstance(params, (set, frozenset)):
             raise TypeError("FusedEmaAdam: params must be a list, not a set, whose order changes between runs")
         self._flatten = flatten

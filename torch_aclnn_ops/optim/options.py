@@ -6,6 +6,7 @@ from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec
 
+from torch_aclnn_ops._checks import Rule, check_number
 from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
 from torch_aclnn_ops.ops.ema_adam import Options
 
@@ -14,14 +15,13 @@ from torch import Tensor
 
 # Options of torch's AdamW that FusedEmaAdam lacks.
 LACKING = ("foreach", "fused", "capturable", "amsgrad", "differentiable")
-# Type, range and how to say them, of the options of the EMA schedule.
-_SCHEDULE_RULES: tuple[tuple[str, Any, str, Callable[[Any], bool], str], ...] = (
-    ("ema_warmup", object, "", lambda value: value in (None, "ratio", "power"), "None, 'ratio' or 'power'"),
-    ("ema_warmup_gamma", (int, float), "a number", lambda value: 0 < value < math.inf, "finite and above 0"),
-    ("ema_warmup_power", (int, float), "a number", lambda value: 0 < value < math.inf, "finite and above 0"),
-    ("ema_start_step", int, "an int", lambda value: value >= 0, "at least 0"),
-    ("ema_update_every", int, "an int", lambda value: value >= 1, "at least 1"),
-)
+_ABOVE_0 = ((int, float), "a number", "finite and above 0", lambda value: 0 < value < math.inf)
+_SCHEDULE_RULES: dict[str, Rule] = {
+    "ema_warmup_gamma": _ABOVE_0,
+    "ema_warmup_power": _ABOVE_0,
+    "ema_start_step": (int, "an int", "at least 0", lambda value: value >= 0),
+    "ema_update_every": (int, "an int", "at least 1", lambda value: value >= 1),
+}
 _P = ParamSpec("_P")
 _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
 
@@ -152,9 +152,9 @@ class EmaSchedule(NamedTuple):
 
     def check(self) -> None:
         """Raise if an option has the wrong type or is out of range."""
-        for name, kind, kind_name, holds, accepted in _SCHEDULE_RULES:
-            value = getattr(self, name)
-            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-                raise TypeError(f"FusedEmaAdam: {name} must be {kind_name}, but it is {value!r}")
-            if not holds(value):
-                raise ValueError(f"FusedEmaAdam: {name} must be {accepted}, but it is {value!r}")
+        if self.ema_warmup not in (None, "ratio", "power"):
+            raise ValueError(
+                f"FusedEmaAdam: ema_warmup must be None, 'ratio' or 'power', but it is {self.ema_warmup!r}"
+            )
+        for name, rule in _SCHEDULE_RULES.items():
+            check_number("FusedEmaAdam", name, getattr(self, name), rule)
