@@ -5,7 +5,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._call_log import Implementation, log_call
-from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._checks import check_device, describe
 from torch_aclnn_ops._switch import why_disabled
 from torch_aclnn_ops._tensors import is_autocast_on
 from torch_aclnn_ops._torch_compat.public import Buffer
@@ -76,20 +76,13 @@ def on_one_device(function: str, **tensors: Tensor | None) -> bool:
 
     NPU kernels do not check this. Mixed device types are passed to PyTorch, which accepts 0-dim CPU tensors.
     """
-    device = first = None
-    is_one = True
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if device is None:
-            first, device = name, tensor.device
-        elif tensor.device != device:
-            if tensor.device.type == device.type:
-                raise RuntimeError(
-                    f"{function}: {name} must be on {device}, as {first} is, but it is on {tensor.device}"
-                )
-            is_one = False
-    return is_one
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    device = next(iter(given.values())).device
+    if all(tensor.device == device for tensor in given.values()):
+        return True
+    of_type = {name: tensor for name, tensor in given.items() if tensor.device.type == device.type}
+    check_device(function, list(of_type), list(of_type.values()))
+    return False
 
 
 def check_no_tangent(function: str, weight: Tensor | None) -> None:

@@ -72,7 +72,6 @@ class FlatBuffer:
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
         self._strides = list(map(Tensor.stride, self.params))
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
-        self._addresses = list(map(Tensor.data_ptr, self._grad_views))
         self._placement = placement(self._grad_views)
         self.all_states = states
         self.counts = StepCounts([self.steps])
@@ -105,17 +104,14 @@ class FlatBuffer:
 
     def moved_params(self) -> list[int]:
         """Return the indices of the parameters that are not views of the buffer."""
-        pairs = enumerate(zip(self.params, self._param_views, strict=True))
-        return [
-            i for i, (param, view) in pairs if param.data_ptr() != view.data_ptr() or param.stride() != view.stride()
-        ]
+        return _moved(self.params, self._param_views)
 
     def has_own_states(self) -> bool:
         """Return whether the states are views of the buffers."""
         return self._cached.is_current(self.params, self.all_states)
 
     def take_params_and_states(self) -> None:
-        """Copy parameters and states that a program has assigned into the buffers, and replace them by views."""
+        """Copy parameters and states that a program has assigned, and new states, into the buffers, to be views."""
         moved = self.moved_params()
         assigned = [_kept(self.params[i].detach(), self.weights) for i in moved]
         for i, values in zip(moved, assigned, strict=True):
@@ -125,6 +121,8 @@ class FlatBuffer:
             self._cached.forget_versions()
         if not self.has_own_states():
             self._take_states([param for param in self.params if has_state(self.all_states, param)])
+        if new := self.new_params():
+            self._take_states(new)
 
     def _take_states(self, params: list[Tensor]) -> None:
         if missing := [i for i, param in enumerate(self.params) if not has_state(self.all_states, param)]:
@@ -149,19 +147,12 @@ class FlatBuffer:
         self._has_own_grads = are_views and placement(self._grad_views) == self._placement
         return self._has_own_grads
 
-    def _has_moved(self, i: int) -> bool:
-        """Return whether a program has changed the view of a gradient itself, as by ``grad.data = ...``."""
-        view = self._grad_views[i]
-        return view.data_ptr() != self._addresses[i] or view.stride() != self._strides[i]
-
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
         return self._cached.new_params()
 
     def gather(self, is_capturing: bool) -> list[Run]:
         """Copy assigned gradients into their buffer, and return the runs to update."""
-        if new := self.new_params():
-            self._take_states(new)
         self.counts.read()
         has_own_grads, self._has_own_grads = self._has_own_grads, False  # it holds for this step only
         has_grad = [True] * len(self.params) if has_own_grads else [param.grad is not None for param in self.params]
@@ -172,6 +163,11 @@ class FlatBuffer:
         else:
             runs = self._runs(has_grad, self.counts.values)
         if not has_own_grads:
+            if placement(self._grad_views) != self._placement:
+                # A program has changed views themselves, as by grad.data = ...; what they are now is copied in.
+                views = self._views(self.grads)
+                for i in _moved(self._grad_views, views):
+                    self._grad_views[i] = views[i]
             for run in runs:
                 self._take_grads(run)
         if self._cached.are_params_modified():
@@ -211,9 +207,6 @@ class FlatBuffer:
     def _take_grads(self, run: Run) -> None:
         """Copy the gradients of a run into the buffer, and replace them by its views."""
         members = range(run.members.start, run.members.stop)
-        for i in members:
-            if self._has_moved(i):  # what it is now is copied in
-                self._grad_views[i] = self._view(self.grads, i)
         fresh = [i for i in members if self.params[i].grad is not self._grad_views[i]]
         grads = [_kept(self.params[i].grad, self.grads) for i in fresh]  # type: ignore[arg-type]
         if len(fresh) == len(members) and not any(map(ne, map(Tensor.stride, grads), self._strides[run.members])):
@@ -259,6 +252,12 @@ def _lists_of(runs: list[Run]) -> TensorLists:
         for listed, tensor in zip(tensors, run[1:], strict=True):
             listed.append(tensor)
     return tensors
+
+
+def _moved(tensors: list[Tensor], views: list[Tensor]) -> list[int]:
+    """Return the indices of the tensors that are not where their views are."""
+    pairs = enumerate(zip(tensors, views, strict=True))
+    return [i for i, (one, view) in pairs if one.data_ptr() != view.data_ptr() or one.stride() != view.stride()]
 
 
 def _is_shared(param: Tensor) -> bool:
