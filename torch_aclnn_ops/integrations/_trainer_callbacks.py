@@ -155,7 +155,3 @@ class ReportCallback(StepReport, TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the step."""
         self._end_step()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the report, if training had fewer steps."""
-        self._end_report()

@@ -110,6 +110,10 @@ class StepReport:
         if self._left == 0:
             self._end_report()
 
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """End the report, if training had fewer steps."""
+        self._end_report()
+
     def _end_report(self) -> None:
         """Stop counting, and log the table; a no-op if not counting."""
         if self._is_open:

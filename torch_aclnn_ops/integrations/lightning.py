@@ -208,10 +208,4 @@ class ReportCallback(StepReport, Callback):
         """Count the step."""
         self._end_step()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the report, if training had fewer steps."""
-        self._end_report()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End the report."""
-        self._end_report()
+    on_exception = StepReport.on_train_end
