@@ -102,15 +102,12 @@ def test_any_call_behaves_like_torchs(
 
 
 def test_max_norm_changes_the_table_as_torch_does():
-    tables = [Maker(torch.float32).normal(6, 4) * 3 for _ in range(2)]
-    input = torch.tensor([1, 1, 4])
-    rows = [
-        module.embedding(input, table, max_norm=1.0)
-        for module, table in zip((ours, torch.nn.functional), tables, strict=True)
-    ]
-    torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=0)
-    torch.testing.assert_close(tables[0], tables[1], rtol=0, atol=0)
-    assert tables[0][1].norm() <= 1 + 1e-6 < tables[0][2].norm()
+    found = []
+    for module in (ours, torch.nn.functional):
+        table = Maker(torch.float32).normal(6, 4) * 3
+        found.append((module.embedding(torch.tensor([1, 1, 4]), table, max_norm=1.0), table))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert table[1].norm() <= 1 + 1e-6 < table[2].norm()
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
@@ -165,9 +162,7 @@ class TestRawOperator(RawOperatorContract):
         Sample("one index", lambda make: (make.normal(3), make.index(4), 4, -1, False)),
         Sample("no indices", lambda make: (*_rows_and_indices(make, 4, 0), 4, -1, False)),
         Sample("rows of no elements", lambda make: (*_rows_and_indices(make, 4, 6, dim=0), 4, -1, False)),
-        Sample(
-            "leading dimensions of another shape", lambda make: (make.normal(2, 6, 3), make.index(4, 12), 4, -1, True)
-        ),
+        Sample("leading dimensions of another", lambda make: (make.normal(2, 6, 3), make.index(4, 12), 4, -1, True)),
         Sample("not contiguous", lambda make: (make.normal(3, 5).T, make.index(4, 5, 2)[:, 0], 4, -1, False)),
         *(
             Sample(
@@ -190,7 +185,5 @@ def test_the_example_of_the_cann_documentation():
 def test_nested_indices_are_passed_to_torch(layout):
     weight = torch.randn(6, 3)
     nested = torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([3, 0, 1])], layout=layout)
-    rows, expected = (
-        embedding(nested, weight).unbind() for embedding in (ours.embedding, torch.nn.functional.embedding)
-    )
+    rows, expected = (each.embedding(nested, weight).unbind() for each in (ours, torch.nn.functional))
     assert all(map(torch.equal, rows, expected)) and [row.shape[0] for row in rows] == [2, 3]

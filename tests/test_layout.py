@@ -81,35 +81,26 @@ def test_no_two_modules_import_each_other_not_even_through_others() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
+def _pairs() -> list[tuple[str, str]]:
+    """Return modules with one that they import."""
+    return [(name, imported) for name, imports in _imports().items() for imported in imports]
+
+
 def test_no_module_imports_one_of_a_higher_layer() -> None:
-    upwards = [
-        f"{name} imports {imported}"
-        for name, imports in _imports().items()
-        for imported in imports
-        if name != "torch_aclnn_ops" and _layer(imported) > _layer(name)
-    ]
-    assert not upwards
+    assert not [pair for pair in _pairs() if pair[0] != "torch_aclnn_ops" and _layer(pair[1]) > _layer(pair[0])]
 
 
 def test_the_optimizer_imports_no_private_module_of_functional() -> None:
-    private = [
-        f"{name} imports {imported}"
-        for name, imports in _imports().items()
-        for imported in imports
-        if _layer(name) > 3 and imported.startswith("torch_aclnn_ops.functional.") and "._" in imported
-    ]
-    assert not private
+    of_optimizer = [pair for pair in _pairs() if _layer(pair[0]) > 3]
+    private = [pair for pair in of_optimizer if pair[1].startswith("torch_aclnn_ops.functional.") and "._" in pair[1]]
+    assert of_optimizer and not private
 
 
 def test_private_names_of_torch_are_only_in_torch_compat() -> None:
     private = re.compile(r"\btorch(?:\.\w+)*\._[a-zA-Z]|\bfrom torch(?:\.\w+)* import .*\b_[a-zA-Z]")
     files = [path for name, path in MODULES.items() if not name.startswith("torch_aclnn_ops._torch_compat")]
-    assert not [
-        (path.name, line)
-        for path in files
-        for line in path.read_text().splitlines()
-        if private.search(line.partition("#")[0])
-    ]
+    lines = [(path.name, line) for path in files for line in path.read_text().splitlines()]
+    assert not [(name, line) for name, line in lines if private.search(line.partition("#")[0])]
 
 
 def test_the_layout_of_contributing_names_what_exists() -> None:

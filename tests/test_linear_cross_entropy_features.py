@@ -65,11 +65,11 @@ def _naive(
     total = factor if weight is None or distribution else factor * weight[flat_target.clamp(min=0)]
     shape = input.shape[:-1]
     if reduction == "none":
-        loss = (losses + z_losses).reshape(shape)
-    elif reduction == "sum":
-        loss = (losses + z_losses).sum()
+        loss, z_loss = (losses + z_losses).reshape(shape), z_losses.reshape(shape)
     else:
-        loss = losses.sum() / total.sum() + z_losses.sum() / factor.sum()
+        count, z_count = (total.sum(), factor.sum()) if reduction == "mean" else (1, 1)
+        z_loss = z_losses.sum() / z_count
+        loss = losses.sum() / count + z_loss
     if not outputs:
         return loss
     log_probabilities = flat_logits.log_softmax(1)
@@ -79,9 +79,7 @@ def _naive(
         loss,
         None if chosen is None else chosen.reshape(shape),
         entropy.reshape(shape),
-        z_losses.reshape(shape)
-        if reduction == "none"
-        else z_losses.sum() / (factor.sum() if reduction == "mean" else 1),
+        z_loss,
         logsumexp=(flat_logits.logsumexp(1) * counted).reshape(shape),
     )
 
@@ -258,9 +256,7 @@ def test_gradients_do_not_depend_on_predicted_tokens_which_may_be_changed_in_pla
     torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), arguments[:2]))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"lse_square_scale": 0.1}, {"label_smoothing": 0.1}, {"softcap": 3.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"lse_square_scale": 0.1}, {"label_smoothing": 0.1}, {"softcap": 3}], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_mean_over_no_rows_is_nan_or_optionally_0_with_zero_gradients(options, reduction):
     target = torch.full((3,), -100)

@@ -236,14 +236,12 @@ def test_compiled_code_calls_the_kernels_as_one_operator(dynamic, reduction):
         graphs.append(graph)
         return graph
 
-    call = torch.compile(
-        partial(ours.linear_cross_entropy, reduction=reduction), fullgraph=True, dynamic=dynamic, backend=backend
-    )
+    loss_of = partial(ours.linear_cross_entropy, reduction=reduction)
+    call = torch.compile(loss_of, fullgraph=True, dynamic=dynamic, backend=backend)
     for rows in (5, 9, 17):
         input, head = torch.randn(rows, H, requires_grad=True), torch.randn(C, H, requires_grad=True)
         target = torch.randint(C, (rows,))
-        loss = call(input, head, target)
-        torch.testing.assert_close(loss, ours.linear_cross_entropy(input, head, target, reduction=reduction))
+        torch.testing.assert_close(call(input, head, target), loss_of(input, head, target))
     assert len(graphs) == (1 if dynamic else len(graphs))
     operators = [str(node.target) for node in graphs[-1].graph.nodes if "linear_cross_entropy" in str(node.target)]
     assert len(operators) == 1
@@ -258,11 +256,9 @@ def test_export_supports_a_dynamic_number_of_rows():
         def forward(self, input, target):
             return ours.linear_cross_entropy(input, self.head, target)
 
-    module = Loss()
-    rows = torch.export.Dim("rows", min=2)
+    module, rows = Loss(), torch.export.Dim("rows", min=2)
+    arguments = torch.randn(4, H), torch.randint(C, (4,))
     with torch.no_grad():
-        program = torch.export.export(
-            module, (torch.randn(4, H), torch.randint(C, (4,))), dynamic_shapes=({0: rows}, {0: rows})
-        )
+        program = torch.export.export(module, arguments, dynamic_shapes=({0: rows}, {0: rows}))
     input, target = torch.randn(11, H), torch.randint(C, (11,))
     torch.testing.assert_close(program.module()(input, target), module(input, target).detach())

@@ -1,6 +1,7 @@
 """linear_cross_entropy: numbers that are infinite, nan, or near the largest that their dtype has."""
 
 import math
+from functools import partial
 
 from torch_aclnn_ops import functional as ours
 
@@ -12,97 +13,68 @@ from tests._contract import Maker
 
 ROWS, FEATURES, CLASSES = 6, 3, 160  # enough classes for CANN's operators
 INF, NAN = math.inf, math.nan
+ALL_0 = slice(None), 0
 
 
-def _with_head(value, row=2):
+def _filled(tensor, *places):
+    """Return a copy with other numbers at some places."""
+    tensor = tensor.clone()
+    for place, value in places:
+        tensor[place] = value
+    return tensor
+
+
+def _head(value, row):
     """Make the feature 0 of a class a number that every row multiplies by one between 1 and 2."""
-
-    def change(input, head, target):
-        input[:, 0] = torch.linspace(1, 2, ROWS)
-        head[row, 0] = value
-        return {}
-
-    return change
+    rows = torch.linspace(1, 2, ROWS)
+    return lambda input, head: {"input": _filled(input, (ALL_0, rows)), "head": _filled(head, ((row, 0), value))}
 
 
-def _with_input(value):
-    def change(input, head, target):
-        input[1, 0] = value
-        return {}
-
-    return change
-
-
-def _with_logits(value):
+def _logits(value):
     """Make one row's logits this infinity, in all classes."""
-
-    def change(input, head, target):
-        head[:, 0] = 1
-        input[1, 0] = value
-        return {}
-
-    return change
+    return lambda input, head: {"input": _filled(input, ((1, 0), value)), "head": _filled(head, (ALL_0, 1))}
 
 
-def _with_bias(value, classes):
-    def change(input, head, target):
-        bias = torch.zeros(CLASSES)
-        bias[classes] = value
-        return {"linear_bias": bias}
-
-    return change
+def _input(value):
+    return lambda input, head: {"input": _filled(input, ((1, 0), value))}
 
 
-def _with_class_weights(values):
-    """Give the classes of the rows these weights, and the others 1."""
-
-    def change(input, head, target):
-        weight = torch.ones(CLASSES)
-        weight[target[: len(values)]] = torch.tensor(values)
-        return {"weight": weight}
-
-    return change
+def _option(name, tensor, *places):
+    return lambda input, head: {name: _filled(tensor, *places)}
 
 
-def _with_token_weights(*values):
-    return lambda input, head, target: {"token_weight": torch.tensor(values)}
-
-
-def _with_probability(value):
-    def change(input, head, target):
-        probabilities = torch.full((ROWS, CLASSES), 1 / CLASSES)
-        probabilities[1, 2] = value
-        return {"target": probabilities}
-
-    return change
-
-
+_bias = partial(_option, "linear_bias", torch.zeros(CLASSES))
+_weight = partial(_option, "weight", torch.ones(CLASSES))
+_probability = partial(_option, "target", torch.full((ROWS, CLASSES), 1 / CLASSES))
+_tokens = partial(_option, "token_weight")
+_COUNTED = slice(ROWS - 1)  # of the rows, and the classes that are their targets
 # What happens to a right call whose last row is ignored.
 CHANGES = {
-    "all logits of a row are -inf": _with_logits(-INF),
-    "all logits of a row are inf": _with_logits(INF),
-    "one logit is inf": _with_head(INF, 40),
-    "one logit is -inf": _with_head(-INF, 40),
-    "a target's logit is -inf": _with_head(-INF, 0),
-    "one class of the head is nan": _with_head(NAN, 40),
-    "a row is nan": _with_input(NAN),
-    "a row is inf": _with_input(INF),
-    "the bias masks all classes": _with_bias(-INF, slice(None)),
-    "the bias masks one class": _with_bias(-INF, 40),
-    "the bias masks a target": _with_bias(-INF, 0),
-    "one bias is nan": _with_bias(NAN, 40),
-    "all counted class weights are 0": _with_class_weights([0.0] * (ROWS - 1)),
-    "the counted class weights add up to 0": _with_class_weights([-4.0, 1.0, 1.0, 1.0, 1.0]),
-    "a class weight is nan": _with_class_weights([NAN]),
-    "token weights add up to 0": _with_token_weights(-4, 1, 1, 1, 1, 5.0),
-    "all counted token weights are 0": _with_token_weights(0, 0, 0, 0, 0, 5.0),
-    "a token weight is nan": _with_token_weights(NAN, 1, 1, 1, 1, 1),
-    "a token weight is inf": _with_token_weights(INF, 1, 1, 1, 1, 1),
-    "a probability is nan": _with_probability(NAN),
-    "a probability is inf": _with_probability(INF),
+    "all logits of a row are -inf": _logits(-INF),
+    "all logits of a row are inf": _logits(INF),
+    "one logit is inf": _head(INF, 40),
+    "one logit is -inf": _head(-INF, 40),
+    "a target's logit is -inf": _head(-INF, 0),
+    "one class of the head is nan": _head(NAN, 40),
+    "a row is nan": _input(NAN),
+    "a row is inf": _input(INF),
+    "the bias masks all classes": _bias((slice(None), -INF)),
+    "the bias masks one class": _bias((40, -INF)),
+    "the bias masks a target": _bias((0, -INF)),
+    "one bias is nan": _bias((40, NAN)),
+    "all counted class weights are 0": _weight((_COUNTED, 0)),
+    "the counted class weights add up to 0": _weight((0, -4)),
+    "a class weight is nan": _weight((0, NAN)),
+    "token weights add up to 0": _tokens(torch.tensor([-4, 1, 1, 1, 1, 5.0])),
+    "all counted token weights are 0": _tokens(torch.tensor([0, 0, 0, 0, 0, 5.0])),
+    "a token weight is nan": _tokens(torch.tensor([NAN, 1, 1, 1, 1, 1])),
+    "a token weight is inf": _tokens(torch.tensor([INF, 1, 1, 1, 1, 1])),
+    "a probability is nan": _probability(((1, 2), NAN)),
+    "a probability is inf": _probability(((1, 2), INF)),
 }
 # Nonfinite values in the head propagate through the product with the zeros of an ignored row on an NPU.
 SPREADING = ("one logit is inf", "one logit is -inf", "a target's logit is -inf", "one class of the head is nan")
+COMPILED = ("the bias masks all classes", "all counted class weights are 0", "token weights add up to 0")
 OPTIONS = [
     {},
     {"reduction": "sum"},
@@ -148,9 +120,10 @@ def loss_and_gradients(function, tensors, options, device="cpu", dtype=torch.flo
 
 def tensors_and_options(change, options, dtype=torch.float32):
     make = Maker(dtype)
-    tensors = make.normal(ROWS, FEATURES).float(), make.normal(CLASSES, FEATURES).float(), torch.arange(ROWS)
-    tensors[2][-1] = -100
-    return tensors, {**change(*tensors), **options}
+    input, head = make.normal(ROWS, FEATURES).float(), make.normal(CLASSES, FEATURES).float()
+    changed = {"input": input, "head": head, **change(input, head)}
+    tensors = changed.pop("input"), changed.pop("head"), _filled(torch.arange(ROWS), (-1, -100))
+    return tensors, {**changed, **options}
 
 
 def assert_nan_where_torchs_are(change, options, device="cpu", dtype=torch.float32, **ways):
@@ -173,9 +146,7 @@ def test_loss_and_gradients_are_nan_where_torchs_are(change, options, ways):
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}], ids=str)
-@pytest.mark.parametrize(
-    "name", ["the bias masks all classes", "all counted class weights are 0", "token weights add up to 0"]
-)
+@pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.every_nth_case(5)
 def test_this_holds_in_compiled_code(name, options):
     compiled = torch.compile(ours.linear_cross_entropy, fullgraph=True, backend="aot_eager")

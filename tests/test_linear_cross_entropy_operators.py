@@ -169,18 +169,14 @@ class TestLossGrad(RawOperatorContract):
 def test_the_example_of_the_cann_documentation():
     ones = torch.ones(3, 4, dtype=torch.float16), torch.ones(5, 4, dtype=torch.float16)
     results = ops.fused_linear_online_max_sum(*ones, torch.ones(3, dtype=torch.int32), 0, 2, True)
-    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = results
-    assert (
-        logits_max.tolist() == [4] * 3 and sum_exp_logits.tolist() == [5] * 3 and predicted_logits.tolist() == [0] * 3
-    )
-    assert target_mask.tolist() == [0] and masked_target.tolist() == [1] * 3 and logits.tolist() == [[4] * 5] * 3
+    # Maxima, sums, predicted logits, mask, masked targets and logits.
+    assert [one.tolist() for one in results] == [[4] * 3, [5] * 3, [0] * 3, [0], [1] * 3, [[4] * 5] * 3]
 
 
 def test_the_example_of_the_cann_documentation_for_the_loss():
     statistics = torch.tensor([0.5, 1.0])
-    loss, softmax = ops.fused_cross_entropy_loss_with_max_sum(
-        statistics, statistics, statistics, torch.tensor([[1.0, 0.5], [0.5, 1.0]])
-    )
+    logits = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    loss, softmax = ops.fused_cross_entropy_loss_with_max_sum(*[statistics] * 3, logits)
     torch.testing.assert_close(loss, torch.tensor([-1.193147, -1.0]))
     torch.testing.assert_close(softmax, torch.tensor([[3.297443, 2.0], [0.606531, 1.0]]))
 
@@ -201,22 +197,19 @@ def test_shards_combine_to_the_loss_of_the_full_vocabulary():
     input, weight, target = Maker(torch.float64).normal(9, 4), Maker(torch.float64, 1).normal(12, 4), torch.arange(9)
     shards = [ops.fused_linear_online_max_sum(input, weight[a:b], target, a, b) for a, b in ((0, 5), (5, 6), (6, 12))]
     logits_max = torch.stack([shard[0] for shard in shards]).amax(0)
-    shifts = [(shard[0] - logits_max) for shard in shards]
-    sum_exp_logits = sum(shard[1] * shift.exp() for shard, shift in zip(shards, shifts, strict=True))
-    predicted_logits = sum(
-        shard[2] + shift * ~unpack_mask(shard[3], 9) for shard, shift in zip(shards, shifts, strict=True)
-    )
+    shifted = [(shard, shard[0] - logits_max) for shard in shards]
+    sum_exp_logits = sum(shard[1] * shift.exp() for shard, shift in shifted)
+    predicted_logits = sum(shard[2] + shift * ~unpack_mask(shard[3], 9) for shard, shift in shifted)
     loss, _ = ops.fused_cross_entropy_loss_with_max_sum(logits_max, sum_exp_logits, predicted_logits)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(input @ weight.T, target, reduction="none"))
 
 
 @pytest.mark.parametrize("softmax", [False, True])
 def test_the_gradients_are_those_of_the_cross_entropy_where_no_row_is_masked(softmax):
-    input, weight, target = (tensor for tensor in _shard(Maker(torch.float64)))
+    input, weight, target = _shard(Maker(torch.float64))
     grad = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
-    *_, target_mask, masked_target, logits = results = ops.fused_linear_online_max_sum(
-        input, weight, target, 0, CLASSES, True
-    )
+    results = ops.fused_linear_online_max_sum(input, weight, target, 0, CLASSES, True)
+    *_, target_mask, masked_target, logits = results
     statistics = (None, None, logits.softmax(1)) if softmax else (*results[:2], None)
     gradients = ops.fused_linear_cross_entropy_loss_grad(grad, input, weight, target_mask, masked_target, *statistics)
     input.requires_grad_(), weight.requires_grad_()

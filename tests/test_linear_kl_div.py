@@ -40,9 +40,8 @@ every_divergence = pytest.mark.parametrize("divergence", DIVERGENCES)
 
 
 def _error(found, expected):
-    return float(
-        (found.detach().double() - expected.detach()).abs().max() / expected.detach().abs().max().clamp(min=1e-3)
-    )
+    found, expected = found.detach().double(), expected.detach()
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-3))
 
 
 @every_divergence
@@ -96,9 +95,7 @@ def test_a_teachers_numbers_stand_for_its_head(kind, options, divergence):
 
 
 @every_divergence
-@pytest.mark.parametrize(
-    "options", [{}, {"hard_weight": 0.7, "target": TARGET.abs() % CLASSES}], ids=["alone", "hard labels"]
-)
+@pytest.mark.parametrize("options", [{}, REDUCED["hard labels of all rows"]], ids=["alone", "hard labels"])
 def test_some_classes_are_compared_with_all_others_as_one(divergence, options):
     of_student, of_teacher = student(), log_probabilities(*head_of_teacher())
     indices, values = some_classes(of_teacher, 4)
@@ -222,9 +219,8 @@ def test_classes_that_both_mask_have_no_part(divergence, order):
     few, fewer = ([one[:-3] if len(one) == CLASSES else one for one in head] for head in (of_student, of_teacher))
     with torch.no_grad():
         of_student[2][-3:], of_teacher[2][-3:] = -math.inf, -math.inf
-    loss, expected = (
-        loss_of(head, divergence, teacher(head=of)) for head, of in ((of_student, of_teacher), (few, fewer))
-    )
+    loss = loss_of(of_student, divergence, teacher(head=of_teacher))
+    expected = loss_of(few, divergence, teacher(head=fewer))
     torch.testing.assert_close(loss, expected)
     create_graph = order == "second"
     found = torch.autograd.grad(loss, of_student[:2], create_graph=create_graph)
@@ -288,12 +284,10 @@ def test_a_jensen_shannon_divergence_of_one_distribution_is_the_kl_as_in_trl(bet
 @every_divergence
 @pytest.mark.parametrize("kind", ["head", "log-probabilities", "some classes"])
 def test_padded_classes_of_both_heads_do_not_count(divergence, kind):
-    dims = {"teacher_weight": 0, "teacher_bias": 0, "teacher_log_probs": 1}
-    given = teacher(kind)
-    long = {
-        name: torch.cat([one, one.narrow(dims[name], 0, 2) + 3], dims[name]) if name in dims else one
-        for name, one in given.items()
-    }
+    long = dict(given := teacher(kind))
+    for name, dim in {"teacher_weight": 0, "teacher_bias": 0, "teacher_log_probs": 1}.items():
+        if name in given:
+            long[name] = torch.cat([given[name], given[name].narrow(dim, 0, 2) + 3], dim)
     input, *head = student()
     wide = [input, *(torch.cat([one, one[:5]]).detach().requires_grad_() for one in head)]
     expected = results(student(), divergence, given)

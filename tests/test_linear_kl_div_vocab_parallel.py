@@ -45,11 +45,8 @@ def test_calls_that_differ_are_refused_on_every_rank(found, name):
 
 
 def test_the_whole_head_on_every_rank_is_refused(found):
-    for of_rank in found:
-        sentence = (
-            "ValueError: linear_kl_div: linear_weight must be this rank's shard of the head, but it is the same on"
-        )
-        assert of_rank["whole_head"].startswith(sentence)
+    sentence = "ValueError: linear_kl_div: linear_weight must be this rank's shard of the head, but it is the same on"
+    assert all(of_rank["whole_head"].startswith(sentence) for of_rank in found)
 
 
 def test_a_retained_graph_gives_its_gradients_again_and_no_second_derivatives(found):
@@ -63,11 +60,8 @@ def test_compiled_code_breaks_its_graph_at_the_call(found):
 
 
 def test_the_local_shard_of_a_head_is_refused_without_a_group(found):
-    for of_rank in found:
-        sentence = (
-            "ValueError: linear_kl_div: teacher_weight must have all classes, but it is the to_local() of a DTensor"
-        )
-        assert of_rank["local_shard_of_a_teacher"].startswith(sentence)
+    sentence = "ValueError: linear_kl_div: teacher_weight must have all classes, but it is the to_local() of a DTensor"
+    assert all(of_rank["local_shard_of_a_teacher"].startswith(sentence) for of_rank in found)
 
 
 def test_a_dtensor_is_refused_with_a_remedy(found):
@@ -79,10 +73,9 @@ def test_a_dtensor_is_refused_with_a_remedy(found):
 
 def test_the_local_tensor_of_a_dtensor_is_accepted_with_a_group(found):
     (input, weight, _), (rows, head, _) = cases.student(), cases.head_of_teacher()
+    expected = cases.F.linear_kl_div(input, weight, rows, head).detach()
     for of_rank in found:
-        torch.testing.assert_close(
-            of_rank["shard_with_a_group"], cases.F.linear_kl_div(input, weight, rows, head).detach()
-        )
+        torch.testing.assert_close(of_rank["shard_with_a_group"], expected)
 
 
 @pytest.mark.parametrize("name", ["in_the_forward_pass", "lines_of_the_guide"])

@@ -69,9 +69,7 @@ _flags = st.sampled_from([None, True, False])
     reduce=_flags,
 )
 def test_any_call_behaves_like_torchs(shapes, dtypes, reduction, size_average, reduce):
-    input, target = (
-        Maker(dtype, seed).normal(*shape) for seed, (dtype, shape) in enumerate(zip(dtypes, shapes[:2], strict=True))
-    )
+    input, target = (Maker(dtypes[seed], seed).normal(*shapes[seed]) for seed in range(2))
     weight = None if shapes[2] is None else Maker(torch.float32, 2).probability(*shapes[2])
     inputs = [tensor.requires_grad_() for tensor in (input, target) if tensor.is_floating_point()]
     mine, theirs = (
@@ -85,10 +83,8 @@ def test_any_call_behaves_like_torchs(shapes, dtypes, reduction, size_average, r
 @pytest.mark.parametrize("reduction", ["elementwise_mean", "average"])
 @pytest.mark.parametrize("shape", [(0, 3), (4,)], ids=str)
 def test_shapes_that_do_not_broadcast_raise_before_an_invalid_reduction_as_in_torch(reduction, shape):
-    tensors = torch.zeros(4, 3), torch.zeros(shape)
-    mine, theirs = (
-        outcome(partial(module.mse_loss, *tensors, reduction=reduction), []) for module in (ours, torchs.functional)
-    )
+    call = partial(_call(reduction=reduction), input=torch.zeros(4, 3), target=torch.zeros(shape))
+    mine, theirs = (outcome(partial(call, module), []) for module in (ours, torchs.functional))
     assert mine == theirs and mine[0] == "raised"
 
 
@@ -98,9 +94,7 @@ def test_the_broadcast_warning_points_at_the_caller():
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize(
-    "target", [torch.zeros(2), torch.zeros(3, dtype=torch.float64)], ids=["another shape", "another dtype"]
-)
+@pytest.mark.parametrize("target", [torch.zeros(2), torch.zeros(3).double()], ids=["another shape", "another dtype"])
 def test_the_autograd_function_raises_for_unsupported_arguments(target):
     with pytest.raises(ValueError, match=r"MSELossFunction: target must have input's shape and dtype"):
         ours.MSELossFunction.apply(torch.zeros(3), target, 1)
@@ -117,10 +111,8 @@ def test_the_weighted_loss_has_torchs_dtype_under_autocast(reduction, dtype):
 
 def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
     input, target = torch.linspace(0, 1, 70000).half(), torch.zeros(70000).half()
-    (gradient, truth) = (
-        ops.mse_loss_backward(torch.tensor(1024.0, dtype=dtype), input.to(dtype), target.to(dtype), 1)
-        for dtype in (torch.float16, torch.float64)
-    )
+    given = torch.tensor(1024.0).half(), input, target
+    gradient, truth = (ops.mse_loss_backward(*each, 1) for each in (given, [one.double() for one in given]))
     torch.testing.assert_close(gradient, truth.half(), rtol=0, atol=2**-24)
 
 

@@ -15,6 +15,7 @@ INPUT = torch.linspace(0.1, 0.9, 12).reshape(4, 3)
 TARGET = torch.linspace(0.8, 0.2, 12).reshape(4, 3)
 INDICES = torch.tensor([0, 4, 2, 2])
 
+TABLE, HEAD = {"num_embeddings": 5, "embedding_dim": 3}, {"in_features": 3, "num_classes": 5}
 LOSS_OPTIONS = ({}, {"reduction": "none"}, {"reduction": "sum"}, {"size_average": False})
 
 
@@ -24,43 +25,32 @@ def _arguments(function):
     return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
 
-def _takes(name, *arguments):
-    """Whether a module is made without arguments, and called with these."""
-    module = getattr(nn, name)
-    return not _arguments(module.__init__) and _arguments(module.forward) == list(arguments)
+def _taking(*arguments):
+    """The names of the modules that are made without arguments, and called with these."""
+    modules = {name: getattr(nn, name) for name in nn.__all__}
+    of_call = {name: _arguments(one.forward) for name, one in modules.items() if not _arguments(one.__init__)}
+    return [name for name, names in of_call.items() if names == list(arguments)]
 
 
 # Of modules that torch.nn does not have, their functions' tests say what they do.
 DROP_INS = [name for name in nn.__all__ if hasattr(torchs.nn, name)]
 
 MODULES = [
-    *(
-        (name, options, (INPUT, TARGET))
-        for name in nn.__all__
-        if _takes(name, "input", "target")
-        for options in LOSS_OPTIONS
-    ),
-    *((name, {}, (INPUT,)) for name in nn.__all__ if _takes(name, "input")),
+    *((name, options, (INPUT, TARGET)) for name in _taking("input", "target") for options in LOSS_OPTIONS),
+    *((name, {}, (INPUT,)) for name in _taking("input")),
     ("BCELoss", {"weight": torch.tensor([1.0, 2.0, 3.0]), "reduction": "none"}, (INPUT, TARGET)),
-    ("Embedding", {"num_embeddings": 5, "embedding_dim": 3}, (INDICES,)),
-    ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "padding_idx": -1, "max_norm": 1.0}, (INDICES,)),
-    ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "scale_grad_by_freq": True}, (INDICES,)),
-    ("LinearCrossEntropyLoss", {"in_features": 3, "num_classes": 5}, (INPUT, INDICES)),
+    ("Embedding", TABLE, (INDICES,)),
+    ("Embedding", {**TABLE, "padding_idx": -1, "max_norm": 1.0}, (INDICES,)),
+    ("Embedding", {**TABLE, "scale_grad_by_freq": True}, (INDICES,)),
+    ("LinearCrossEntropyLoss", HEAD, (INPUT, INDICES)),
     (
         "LinearCrossEntropyLoss",
-        {
-            "in_features": 3,
-            "num_classes": 5,
-            "bias": True,
-            "weight": torch.arange(1.0, 6),
-            "ignore_index": 0,
-            "label_smoothing": 0.1,
-        },
+        {**HEAD, "bias": True, "weight": torch.arange(1.0, 6), "ignore_index": 0, "label_smoothing": 0.1},
         (INPUT, INDICES),
     ),
     (
         "LinearCrossEntropyLoss",
-        {"in_features": 3, "num_classes": 5, "out_features": (2,), "bias": True, "reduction": "none"},
+        {**HEAD, "out_features": (2,), "bias": True, "reduction": "none"},
         (INPUT, INDICES.unsqueeze(1).expand(4, 2)),
     ),
 ]
@@ -112,11 +102,8 @@ def test_it_can_be_deepcopied(pair):
 @pytest.mark.parametrize("name", DROP_INS)
 def test_the_constructor_has_torchs_arguments_and_the_functions_further_options(name):
     mine, theirs = (inspect.signature(getattr(module, name).__init__).parameters for module in (nn, torchs.nn))
-    assert list(mine)[: len(theirs)] == list(theirs)
-    assert all(
-        (mine[argument].kind, mine[argument].default) == (theirs[argument].kind, theirs[argument].default)
-        for argument in theirs
-    )
+    of_torch, *both = ([(one.name, one.kind, one.default) for one in each.values()] for each in (theirs, mine))
+    assert both[0][: len(theirs)] == of_torch
     further = list(mine)[len(theirs) :]
     if name == "LinearCrossEntropyLoss":
         # The others belong to a call: token_weight and outputs are arguments of forward.

@@ -80,11 +80,10 @@ def test_averages_missing_in_a_checkpoint_are_warned_of_and_start_from_the_weigh
         weight if i in (1, 2, 4) else average.clone()
         for i, (weight, average) in enumerate(zip(weights_of(model), averages_of(model, optimizer), strict=True))
     ]
-    with pytest.warns(
-        UserWarning, match="'ema_params' for parameters .1, 2, 4. of group 0, or those .*; their EMA"
-    ) as w:
+    sentence = "'ema_params' for parameters .1, 2, 4. of group 0, or those .*; their EMA"
+    with pytest.warns(UserWarning, match=sentence) as caught:
         optimizer.load_state_dict(checkpoint)
-    assert len(w) == 1 and w[0].filename == __file__
+    assert len(caught) == 1 and caught[0].filename == __file__
     train(model, optimizer, [3])
     assert_all_equal(averages_of(model, optimizer), expected)
 
@@ -108,10 +107,8 @@ def test_averages_of_frozen_parameters_are_loaded_by_pytorchs_functions_only_bef
 
 def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_kept(mesh_of_one, tmp_path):
     # It writes to the local shards, whose version counters are not those of the DTensors.
-    weight, loaded = (
-        nn.Parameter(distribute_tensor(torch.full((4,), value, dtype=torch.bfloat16), mesh_of_one))
-        for value in (1.0, 3.0)
-    )
+    values = torch.ones(4).bfloat16(), torch.full((4,), 3.0).bfloat16()
+    weight, loaded = (nn.Parameter(distribute_tensor(value, mesh_of_one)) for value in values)
     optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.0)
     for _ in range(2):
         step_with(optimizer, 0.0)

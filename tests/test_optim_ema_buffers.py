@@ -231,9 +231,8 @@ def test_a_buffer_that_cannot_be_averaged_is_refused(name, buffer):
     model, optimizer = trained()
     model[1].register_buffer(name, buffer)
     weight = model[0].weight.clone()
-    with pytest.raises(
-        RuntimeError, match=f"buffer '1.{name}' of ema_buffers must be a plain dense tensor of the shape"
-    ):
+    sentence = f"buffer '1.{name}' of ema_buffers must be a plain dense tensor of the shape"
+    with pytest.raises(RuntimeError, match=sentence):
         optimizer.step()
     assert torch.equal(model[0].weight, weight)
 

@@ -101,9 +101,7 @@ def test_the_function_raises_for_lists_of_different_lengths(name):
         fused_ema_adam(**lists, **OPTIONS)
 
 
-@pytest.mark.parametrize(
-    "name, value", [("lr", -1.0), ("beta1", 1.0), ("beta2", -0.5), ("ema_decay", 2.0), ("eps", -1)]
-)
+@pytest.mark.parametrize("name, value", {"lr": -1.0, "beta1": 1.0, "beta2": -0.5, "ema_decay": 2.0, "eps": -1}.items())
 def test_the_function_raises_for_an_option_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"{name} must be .*, but it is {value}"):
         fused_ema_adam(**make_lists(), **{**OPTIONS, name: value})

@@ -263,9 +263,8 @@ def test_a_flattened_state_dict_loads_the_states_that_it_has(has_all):
     set_optimizer_state_dict(other, resumed, flat, options=options)
     assert (other[2].bias in resumed.state and bool(resumed.state[other[2].bias])) == has_all
     for param, loaded in zip(list(model.parameters())[:3], list(other.parameters())[:3], strict=True):
-        assert_all_equal(
-            [resumed.state[loaded][name] for name in STATE], [optimizer.state[param][name] for name in STATE]
-        )
+        found, expected = resumed.state[loaded], optimizer.state[param]
+        assert_all_equal([found[name] for name in STATE], [expected[name] for name in STATE])
     train_network(other, resumed, [3])
 
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import sys
+from functools import partial
 
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from tests._failing_steps import Failed, FailOperators
 from tests._optim import assert_all_equal, states_of, weights_of
@@ -258,12 +259,8 @@ def test_an_interrupt_at_any_line_of_a_load_leaves_the_old_state_or_the_new_one(
 
 def _sharded(contents, mesh, dim):
     """Make DTensors of all tensors but steps and scalars."""
-    return tree_map(
-        lambda value: (
-            distribute_tensor(value, mesh, [Shard(dim)]) if isinstance(value, torch.Tensor) and value.dim() else value
-        ),
-        contents,
-    )
+    shard = partial(distribute_tensor, device_mesh=mesh, placements=[Shard(dim)])
+    return tree_map_only(torch.Tensor, lambda value: shard(value) if value.dim() else value, contents)
 
 
 @pytest.mark.parametrize(

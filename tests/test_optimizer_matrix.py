@@ -53,9 +53,8 @@ def results_of(request, tmp_path_factory):
     @cache
     def found(device, way, resumes):
         folder = str(tmp_path_factory.mktemp("matrix"))
-        chosen = [
-            cell for of, cell in selected if (of, cell.way, cell.action == matrix.RESUME) == (device, way, resumes)
-        ]
+        wanted = device, way, resumes
+        chosen = [cell for of, cell in selected if (of, cell.way, cell.action == matrix.RESUME) == wanted]
         ranks, ranks_after, way_after = matrix.WAYS[way]
         calls = [("save" if resumes else FUNCTIONS[cell.action], cell.feature) for cell in chosen]
         results = run(cells.results, ranks, way, calls, folder, device=device)

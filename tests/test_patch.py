@@ -56,9 +56,8 @@ def test_it_has_a_switch_for_every_drop_in_and_no_other():
 
 @pytest.mark.parametrize("name", ["mse_loss", "adamw"])
 def test_other_values_raise(name):
-    with pytest.raises(
-        TypeError, match=f"^patch: {name} must be True(, False or a dict of options| or False), but it is 1"
-    ):
+    sentence = f"^patch: {name} must be True(, False or a dict of options| or False), but it is 1"
+    with pytest.raises(TypeError, match=sentence):
         patch(**{name: 1})
 
 
@@ -241,10 +240,9 @@ class TestAdamW:
     @pytest.mark.parametrize("name", ["amsgrad", "differentiable"])
     def test_unsupported_arguments_raise(self, name):
         weight = torch.nn.Parameter(torch.ones(1))
-        with patch(adamw=True), pytest.raises(ValueError, match=f"^FusedEmaAdam: {name} must be False"):
-            torch.optim.AdamW([weight], **{name: True})
-        with patch(adamw=True), pytest.raises(ValueError, match=f"^FusedEmaAdam: {name} must be False"):
-            torch.optim.AdamW([{"params": [weight], name: True}])
+        for params, options in (([weight], {name: True}), ([{"params": [weight], name: True}], {})):
+            with patch(adamw=True), pytest.raises(ValueError, match=f"^FusedEmaAdam: {name} must be False"):
+                torch.optim.AdamW(params, **options)
 
     @pytest.mark.parametrize("name", ["fused", "foreach", "capturable", "momentum", "weight_decy", "flatten"])
     def test_a_group_has_the_keys_that_torchs_accepts(self, name):
@@ -264,17 +262,17 @@ class TestAdamW:
         (state,) = other.state.values()
         assert torch.equal(state["ema_params"], optimizer.state[weight]["ema_params"])
 
-    @pytest.mark.parametrize("saved", [torch.optim.Adam, torch.optim.AdamW])
-    def test_it_stays_adamw_whichever_state_it_loads(self, saved):
+    @pytest.mark.parametrize(
+        "saved, given, is_adamw",
+        [
+            (torch.optim.Adam, True, True),
+            (torch.optim.AdamW, True, True),
+            (torch.optim.AdamW, {"decoupled_weight_decay": False}, False),
+        ],
+    )
+    def test_it_stays_adamw_or_adam_whichever_state_it_loads(self, saved, given, is_adamw):
         weight = torch.nn.Parameter(torch.ones(3))
-        with patch(adamw=True):
+        with patch(adamw=given):
             optimizer = torch.optim.AdamW([weight])
         optimizer.load_state_dict(saved([weight], lr=0.1, weight_decay=0.5).state_dict())
-        assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
-
-    def test_adam_by_the_mapping_of_patch_stays_adam_whichever_state_it_loads(self):
-        weight = torch.nn.Parameter(torch.ones(3))
-        with patch(adamw={"decoupled_weight_decay": False}):
-            optimizer = torch.optim.AdamW([weight])
-        optimizer.load_state_dict(torch.optim.AdamW([weight]).state_dict())
-        assert optimizer.param_groups[0]["decoupled_weight_decay"] is False
+        assert optimizer.param_groups[0]["decoupled_weight_decay"] is is_adamw

@@ -163,9 +163,8 @@ def test_the_weights_of_kto_are_exact_and_a_divergence_may_have_any_shape_of_one
 
 @pytest.mark.parametrize("certain", [1.2e-7, 0.0, -1e-30])
 def test_orpo_is_finite_where_a_sequence_is_certain(certain):
-    chosen, rejected = (
-        torch.tensor(values, requires_grad=True) for values in ((certain, -0.5, certain), (-2.0, certain, certain))
-    )
+    values = torch.tensor([[certain, -0.5, certain], [-2.0, certain, certain]])
+    chosen, rejected = (one.clone().requires_grad_() for one in values)
     loss = F.orpo_loss(chosen, rejected, beta=1.0, reduction="none")
     assert loss.isfinite().all() and loss[0] < 1e-6 < loss[1]
     for gradient in torch.autograd.grad(loss.sum(), (chosen, rejected)):

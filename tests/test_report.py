@@ -1,7 +1,7 @@
 """report: which implementations computed the calls of some steps, where they came from, and how often."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from torch_aclnn_ops import _call_log, functional, optim, report
 
@@ -18,24 +18,18 @@ def _counts(operator):
 
 
 ROWS = torch.rand(3, 2, requires_grad=True), torch.rand(4, 2, requires_grad=True), torch.tensor([0, 1, 2])
+
+
+def _linear(**options):
+    functional.linear_cross_entropy(*ROWS, **options).sum().backward()
+
+
 CALLS = {
     "mse_loss": (_mse_loss, "mse_loss_backward", "torch"),
     "embedding": (lambda: functional.embedding(ROWS[2], ROWS[1]).sum().backward(), "embedding_dense_backward", "torch"),
-    "linear_cross_entropy": (
-        lambda: functional.linear_cross_entropy(*ROWS).backward(),
-        "linear_cross_entropy",
-        "fallback",
-    ),
-    "unreduced linear_cross_entropy": (
-        lambda: functional.linear_cross_entropy(*ROWS, reduction="none").sum().backward(),
-        "linear_cross_entropy",
-        "fallback",
-    ),
-    "embedding with a sparse gradient": (
-        lambda: functional.embedding(ROWS[2], ROWS[1], sparse=True),
-        "embedding",
-        "torch",
-    ),
+    "linear_cross_entropy": (_linear, "linear_cross_entropy", "fallback"),
+    "unreduced linear_cross_entropy": (lambda: _linear(reduction="none"), "linear_cross_entropy", "fallback"),
+    "a sparse gradient": (lambda: functional.embedding(ROWS[2], ROWS[1], sparse=True), "embedding", "torch"),
 }
 
 
@@ -104,11 +98,8 @@ def test_a_report_that_is_used_again_counts_on_and_one_inside_another_counts_the
 
 def test_calls_of_other_threads_are_counted():
     with report() as counts:
-        threads = [threading.Thread(target=_mse_loss) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: _mse_loss(), range(8)))
     assert counts.as_dict()["operators"]["mse_loss_backward"]["calls"] == 8
 
 
@@ -134,10 +125,8 @@ def test_in_compiled_code_losses_on_a_head_are_counted_and_other_drop_ins_are_no
         for _ in range(2):
             compiled().backward()
     operators = counts.as_dict()["operators"]
-    assert {name: operator["calls"] for name, operator in operators.items()} == {
-        "linear_cross_entropy": 2,
-        "linear_kl_div": 2,
-    }
+    calls = {name: operator["calls"] for name, operator in operators.items()}
+    assert calls == {"linear_cross_entropy": 2, "linear_kl_div": 2}
     places = {reason["called_from"] for operator in operators.values() for reason in operator["reasons"]}
     assert places == {f"tests/test_report.py:{_losses.__code__.co_firstlineno}"}
 

@@ -127,9 +127,8 @@ def test_options_raise_if_torch_has_no_options_class(monkeypatch):
 
 def test_the_fallback_base_module_has_torchs_constructor_state_and_representation():
     bases = (public._LinearCrossEntropyLoss, torchs.nn.LinearCrossEntropyLoss)
-    mine, theirs = (
-        base(3, 5, out_features=(2,), bias=True, weight=torch.ones(5), label_smoothing=0.1) for base in bases
-    )
+    options = {"out_features": (2,), "bias": True, "weight": torch.ones(5), "label_smoothing": 0.1}
+    mine, theirs = (base(3, 5, **options) for base in bases)
     assert repr(mine).partition("(")[2] == repr(theirs).partition("(")[2]
     theirs.load_state_dict(mine.state_dict())
     names = [list(inspect.signature(base.__init__).parameters) for base in bases]

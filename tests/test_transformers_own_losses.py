@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from functools import partial
 
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations.transformers import patch_model
@@ -90,10 +91,8 @@ def _fsdp2(model):
 
 
 WRAPPERS = {
-    "DDP that searches for unused parameters": lambda model: DistributedDataParallel(
-        model, find_unused_parameters=True
-    ),
-    "DDP with a static graph": lambda model: DistributedDataParallel(model, static_graph=True),
+    "DDP that searches for unused parameters": partial(DistributedDataParallel, find_unused_parameters=True),
+    "DDP with a static graph": partial(DistributedDataParallel, static_graph=True),
     "FSDP2": _fsdp2,
     "FSDP1": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True),
 }
