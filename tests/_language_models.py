@@ -1,5 +1,6 @@
 """Tiny language models of transformers with random weights, and what a training step finds."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
@@ -68,6 +69,15 @@ class Step:
         self.loss = self.loss.detach()
         self.largest = largest.elements
         self.gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def assert_patched(model: torch.nn.Module, patch: Callable[..., object], tolerance: float = 2e-5, **call: object):
+    """Compare a step of a model as it was with one after a patch, without the logits of all tokens."""
+    expected = Step(model, **call)
+    patch(model)
+    step = Step(model, **call)
+    assert step.largest < LOGITS <= expected.largest
+    assert_close(step, expected, tolerance)
 
 
 def assert_close(step: Step, expected: Step, tolerance: float = 2e-5) -> None:

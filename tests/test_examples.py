@@ -10,7 +10,6 @@ import pathlib
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from typing import Any
 
@@ -24,13 +23,16 @@ ROOT = pathlib.Path(__file__).parents[1]
 SMALL = ("--no-progress", *"--steps 40 --context 32 --width 32 --layers 1 --heads 2 --batch-size 4 --lr 0.01".split())
 
 
-def _run(script: str, *options: str) -> subprocess.CompletedProcess:
-    return run_python(ROOT / "examples" / script, *options, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+def _python(*arguments: object, **settings: str) -> str:
+    """Return what a program prints that ends well."""
+    result = run_python(*arguments, **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
-def _torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess:
-    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
-    return run_python(*run, *arguments, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+def _run(script: str, *options: object, ranks: int = 1) -> str:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks) if ranks > 1 else ()
+    return _python(*torchrun, ROOT / "examples" / script, *options, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
 def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
@@ -123,29 +125,24 @@ _ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
 @pytest.mark.parametrize("dtype", _ROUNDING)
 def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_without_leaks(dtype, output, tmp_path):
     options = (*SMALL, "--stop-at", "20", "--dtype", dtype)
-    assert _run("train_lm.py", *options, "--output", str(output)).returncode == 0
+    _run("train_lm.py", *options, "--output", output)
     on_cpu = _losses(output)
     program = tmp_path / "program.py"
     program.write_text(_ON_THE_HOST_NPU.format(examples=str(ROOT / "examples")))
-    runner = ("-m", "host_npu", str(program))
-    result = run_python(*runner, *options, "--device", "npu", "--output", output)
-    assert result.returncode == 0, result.stderr
+    printed = _python("-m", "host_npu", program, *options, "--device", "npu", "--output", output)
     for mine, theirs in zip(_losses(output), on_cpu, strict=True):
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING[dtype])
-    status, launches, alive, device_bytes = json.loads(result.stdout.splitlines()[-1])
+    status, launches, alive, device_bytes = json.loads(printed.splitlines()[-1])
     assert status == 0
-    fused = {
-        "aclnnFusedLinearOnlineMaxSum",
-        "aclnnFusedCrossEntropyLossWithMaxSum",
-        "aclnnFusedLinearCrossEntropyLossGrad",
-    }
+    heads = ("LinearOnlineMaxSum", "CrossEntropyLossWithMaxSum", "LinearCrossEntropyLossGrad")
+    fused = {f"aclnnFused{name}" for name in heads}
     others = {f"aclnn{name}Backward" for name in ("MseLoss", "BinaryCrossEntropy", "EmbeddingDense")}
     assert others | {"aclnnApplyFusedEmaAdam"} <= set(launches)
     assert (fused <= set(launches)) == (dtype == "bfloat16")  # CANN has no float32 ones
     assert alive["aclTensor"] == alive["aclOpExecutor"] == 0
     assert device_bytes == {"0": 0}
     for name in others:
-        assert f"{launches[name]} x {name}" in result.stdout
+        assert f"{launches[name]} x {name}" in printed
 
 
 def test_torchs_own_operators_train_to_the_same_losses_up_to_rounding(reference_run):
@@ -154,10 +151,9 @@ def test_torchs_own_operators_train_to_the_same_losses_up_to_rounding(reference_
 
 @pytest.mark.exhaustive
 def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
-    assert _run("train_lm.py", *SMALL, "--stop-at", "17", "--output", str(output)).returncode == 0
+    _run("train_lm.py", *SMALL, "--stop-at", "17", "--output", output)
     assert len(_losses(output)) == 17
-    result = _run("train_lm.py", *SMALL, "--resume", "--output", str(output))
-    assert result.returncode == 0, result.stderr
+    _run("train_lm.py", *SMALL, "--resume", "--output", output)
     whole, resumed = _losses(reference_run[0]), _losses(output)
     assert [training for training, *_ in resumed] == [training for training, *_ in whole]
     assert resumed[-1] == whole[-1]
@@ -165,19 +161,15 @@ def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
 
 @pytest.mark.exhaustive
 def test_two_vocab_parallel_processes_train_like_one(reference_run, output):
-    options = (*SMALL, "--output", str(output))
-    result = _torchrun(2, str(ROOT / "examples/train_lm.py"), *options, "--vocab-parallel", "--stop-at", "12")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("training loss") == 1  # one process prints
+    options = (*SMALL, "--output", output)
+    printed = _run("train_lm.py", *options, "--vocab-parallel", "--stop-at", "12", ranks=2)
+    assert printed.count("training loss") == 1  # one process prints
     assert len(_losses(output)) == 12
     # What they have saved is a checkpoint of one process.
-    result = _run("train_lm.py", *options, "--resume")
-    assert result.returncode == 0, result.stderr
-    for mine, theirs in zip(_losses(output), _losses(reference_run[0]), strict=True):
-        assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
-    assert [float(loss) for loss in _losses(output)[-1]] == pytest.approx(
-        [float(loss) for loss in _losses(reference_run[0])[-1]], rel=_ROUNDING["float32"]
-    )
+    _run("train_lm.py", *options, "--resume")
+    found, expected = _losses(output), _losses(reference_run[0])
+    losses, wanted = ([float(one) for one in (*(row[0] for row in rows), *rows[-1])] for rows in (found, expected))
+    assert losses == pytest.approx(wanted, rel=_ROUNDING["float32"])
 
 
 @pytest.mark.parametrize(
@@ -196,9 +188,8 @@ def test_an_invalid_option_raises(options, sentence, output, error_of):
 
 @pytest.mark.exhaustive
 def test_the_digits_beat_their_baselines():
-    result = _run("digits.py")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "Shown: mse_loss, binary_cross_entropy and FusedEmaAdam take the places of torch's" in result.stdout
+    sentence = "Shown: mse_loss, binary_cross_entropy and FusedEmaAdam take the places of torch's"
+    assert sentence in _run("digits.py")
 
 
 def _ladder() -> list[str]:
@@ -285,28 +276,24 @@ def test_the_peak_of_a_model_is_that_of_a_manual_calculation_and_of_the_page(mon
 @pytest.mark.exhaustive
 def test_hugging_faces_trainer_resumes_from_its_checkpoint_with_the_same_averages(output):
     options = "--steps 8 --context 32 --width 16 --batch-size 4 --output".split()
-    whole = _run("hf_trainer.py", *options, str(output))
-    assert whole.returncode == 0, whole.stderr
+    whole = _run("hf_trainer.py", *options, output)
     for step in (6, 8):
         shutil.rmtree(output / f"checkpoint-{step}")
-    resumed = _run("hf_trainer.py", *options, str(output), "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
-    assert "Shown: the Trainer of transformers trains without the logits of all tokens" in resumed.stdout
+    resumed = _run("hf_trainer.py", *options, output, "--resume")
+    assert resumed.splitlines()[-1] == whole.splitlines()[-1]
+    assert "Shown: the Trainer of transformers trains without the logits of all tokens" in resumed
     assert (output / "checkpoint-8/ema/model.safetensors").exists()
 
 
 @pytest.mark.exhaustive
 def test_the_digits_with_lightning_beat_their_baseline_and_resume_from_the_checkpoint(tmp_path):
     for options in (["--epochs", "3"], ["--epochs", "6", "--resume"]):
-        result = _run("lightning_digits.py", *options, "--output", str(tmp_path))
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert "Shown: Lightning validates EMA weights and saves them in its checkpoints" in result.stdout
+        printed = _run("lightning_digits.py", *options, "--output", tmp_path)
+        assert "Shown: Lightning validates EMA weights and saves them in its checkpoints" in printed
 
 
 @pytest.mark.exhaustive
 def test_shards_of_two_processes_learn_and_their_averages_are_swapped_in_and_out(output):
-    result = _torchrun(2, str(ROOT / "examples/fsdp2.py"), "--steps", "30", "--width", "32", "--output", str(output))
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("Shown: 30 steps bring the validation loss from ") == 1  # one process prints
-    assert result.stdout.endswith("; after the swap the weights are what they were.\n")
+    printed = _run("fsdp2.py", "--steps", "30", "--width", "32", "--output", output, ranks=2)
+    assert printed.count("Shown: 30 steps bring the validation loss from ") == 1  # one process prints
+    assert printed.endswith("; after the swap the weights are what they were.\n")

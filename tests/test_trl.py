@@ -14,7 +14,7 @@ import torch
 import transformers
 from host_npu.testing import run
 
-from tests import _trl_distributed as trainings
+from tests import _trl_heads as trainings
 from tests._language_models import CLASSES, batch, make
 from tests._trl_heads import CHUNK, OfModel, fused, patched
 from tests._trl_trainers import TRAINERS, Trained, make_trainer
