@@ -14,10 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import test_ema_adam
 from tests._contract import Maker, tables_of
 from tests._raw_operator import RawOperatorContract
 
 CONTRACTS = tables_of(RawOperatorContract)
+
+
+def _each(contracts: list[type[RawOperatorContract]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("contract", contracts, ids=lambda contract: contract.OPERATOR.name)
+
+
+each_contract = _each(CONTRACTS)
+each_differentiable = _each([one for one in CONTRACTS if not one.OPERATOR.is_mutable])
+each_mutable = _each([one for one in CONTRACTS if one.OPERATOR.is_mutable])
 
 
 def samples() -> list[Any]:
@@ -49,6 +59,19 @@ def _to_npu(tensor: Tensor) -> Tensor:
     # A view into the storage of the copy, with the offset and the strides of the original.
     storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     return storage.npu().as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def good_arguments(contract: type[RawOperatorContract]) -> tuple[Any, ...]:
+    """Return arguments on the CPU that an operator accepts on an NPU."""
+    return contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0]))
+
+
+def run_adam(tensors: dict[str, Tensor], step: int = 7, **options: Any) -> dict[str, Tensor]:
+    """Call apply_fused_ema_adam_ on an NPU with copies of these tensors, and return them."""
+    on_npu = {name: tensor.npu() for name, tensor in tensors.items()}
+    step_on_npu = torch.tensor([step]).npu()
+    ops.apply_fused_ema_adam_(**on_npu, step=step_on_npu, **{**test_ema_adam.OPTIONS, **options})
+    return on_npu
 
 
 def flat(outputs: Any) -> list[Tensor]:
@@ -87,6 +110,6 @@ def meaning_of(status: int) -> str:
 
 def good_call(contract: type[RawOperatorContract]) -> None:
     """Call the operator with arguments that it accepts, and read the result."""
-    arguments = to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
+    arguments = to_npu(good_arguments(contract))
     for output in flat(contract.OPERATOR.overload(*arguments)):
         output.cpu()

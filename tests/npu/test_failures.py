@@ -2,15 +2,14 @@
 
 import os
 
-from torch_aclnn_ops import ops
+from torch_aclnn_ops import doctor, ops
 
 import host_npu
 import pytest
 import torch
 
 from tests import test_ema_adam
-from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, flat, meaning_of, to_npu
+from tests.npu._operators import CONTRACTS, flat, good_arguments, meaning_of, run_adam, to_npu
 
 pytestmark = pytest.mark.simulator
 
@@ -19,12 +18,10 @@ IS_QUEUED = os.environ.get("TASK_QUEUE_ENABLE", "1") != "0" and os.environ.get("
 
 def _calls():
     def call_contract(contract):
-        arguments = to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
-        return [output.cpu() for output in flat(contract.OPERATOR.overload(*arguments))]
+        return [output.cpu() for output in flat(contract.OPERATOR.overload(*to_npu(good_arguments(contract))))]
 
     def call_adam():
-        tensors = {name: tensor.npu() for name, tensor in test_ema_adam.make_tensors(torch.float32).items()}
-        ops.apply_fused_ema_adam_(**tensors, step=torch.tensor([7]).npu(), **test_ema_adam.OPTIONS)
+        tensors = run_adam(test_ema_adam.make_tensors(torch.float32))
         return [tensors[name].cpu() for name in test_ema_adam.STATE]
 
     calls = {contract.OPERATOR.name: lambda contract=contract: call_contract(contract) for contract in CONTRACTS}
@@ -87,3 +84,10 @@ def test_an_out_of_memory_workspace_leaks_nothing():
         ops.embedding_dense_backward(gradient, indices, 4, -1, True)
     host_npu.reset()
     assert torch.equal(ops.embedding_dense_backward(gradient, indices, 4, -1, True).cpu(), expected)
+
+
+def test_the_doctor_says_that_an_operator_that_fails_is_wrong_and_the_others_are_right():
+    host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=561103)
+    [wrong] = [outcome for outcome in doctor.check() if not outcome.is_right]
+    assert wrong.name == "mse_loss, torch.float32" and "561103" in wrong.detail
+    assert all(outcome.is_right for outcome in doctor.check())

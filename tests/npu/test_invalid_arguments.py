@@ -9,7 +9,16 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, checked_values, error_inputs, good_call, meaning_of, to_npu
+from tests.npu._operators import (
+    CONTRACTS,
+    checked_values,
+    each_contract,
+    error_inputs,
+    good_call,
+    meaning_of,
+    run_adam,
+    to_npu,
+)
 
 
 @pytest.fixture
@@ -41,8 +50,7 @@ def test_adam_raises_and_changes_nothing(change, exception, sentence, values_are
         ops.apply_fused_ema_adam_.overload(**on_npu, **options)
     for name in test_ema_adam.STATE:
         assert torch.equal(on_npu[name].cpu(), arguments[name])
-    good = {name: tensor.npu() for name, tensor in test_ema_adam.make_tensors(torch.float32).items()}
-    ops.apply_fused_ema_adam_.overload(**good, step=torch.tensor([7]).npu(), **test_ema_adam.OPTIONS)
+    run_adam(test_ema_adam.make_tensors(torch.float32))
 
 
 def _normal(*shape, dtype=torch.float32):
@@ -109,7 +117,7 @@ def test_unsupported_arguments_raise_with_the_call_and_the_reason(name):
         good_call(contract)
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
+@each_contract
 def test_tensors_on_two_devices_raise(contract):
     arguments = list(to_npu(contract.SAMPLES[0].arguments(Maker(torch.float16))))
     if contract.OPERATOR is ops.fused_cross_entropy_loss_with_max_sum:

@@ -1,6 +1,5 @@
 """Numbers that are infinite, nan, or near the largest that their dtype has, on an NPU."""
 
-from torch_aclnn_ops import ops
 from torch_aclnn_ops.functional import linear_cross_entropy
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from tests import test_ema_adam as ema_adam
 from tests import test_linear_cross_entropy_nonfinite as cases
+from tests.npu._operators import run_adam
 
 
 @pytest.mark.parametrize("ways", [{}, {"chunk_size": 2}], ids=str)
@@ -45,8 +45,7 @@ def test_a_softcap_above_the_largest_number_is_a_no_op(options):
 def test_a_step_makes_the_same_values_nonfinite_as_on_the_cpu(name, value):
     tensors = ema_adam.make_tensors(torch.float32)
     tensors[name][0] = value
-    on_npu = {name: tensor.npu() for name, tensor in tensors.items()}
-    ops.apply_fused_ema_adam_(**on_npu, step=torch.tensor(7).npu(), **ema_adam.OPTIONS)
+    on_npu = run_adam(tensors)
     for state, expected in ema_adam.run(tensors).items():
         torch.testing.assert_close(on_npu[state].cpu(), expected, equal_nan=True)
 

@@ -12,7 +12,7 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import HALF_DTYPES, Maker
-from tests.npu._operators import CONTRACTS, counted_launches, flat, samples, to_npu
+from tests.npu._operators import counted_launches, each_contract, flat, good_arguments, run_adam, samples, to_npu
 
 
 def _entries(operator):
@@ -41,7 +41,7 @@ def test_kernel_equals_the_formula_in_float64(contract, sample, dtype):
             assert (result.cpu().double() - truth).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
+@each_contract
 def test_compiled_code_calls_the_kernel(contract):
     operator = contract.OPERATOR
     sample = next(one for one in contract.CANN_SAMPLES or contract.SAMPLES)
@@ -60,9 +60,8 @@ def test_compiled_code_calls_the_kernel(contract):
 )
 def test_adam_matches_float64_up_to_rounding(case, dtype, roundings):
     tensors = test_ema_adam.make_tensors(dtype, case.shape)
-    on_npu = {name: tensor.npu() for name, tensor in tensors.items()}
+    on_npu = run_adam(tensors, case.step, **case.options)
     options = {**test_ema_adam.OPTIONS, **case.options}
-    ops.apply_fused_ema_adam_(**on_npu, step=torch.tensor([case.step]).npu(), **options)
     truths = test_ema_adam.true_states(tensors, case.step, **case.options)
     for name in test_ema_adam.STATE:
         # The device computes 1 - beta**step in float32, where the digits of beta**step cancel.
@@ -85,13 +84,12 @@ def test_adam_updates_strided_state_in_place_and_marks_it_as_changed():
     assert on_npu["grad"]._version == versions["grad"]
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
+@each_contract
 def test_each_call_launches_the_operator_of_cann_once(contract):
-    operator = contract.OPERATOR
-    arguments = to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
+    arguments = to_npu(good_arguments(contract))
     with counted_launches() as launches:
-        operator.overload(*arguments)
-    assert launches == Counter({operator.cann: 1})
+        contract.OPERATOR.overload(*arguments)
+    assert launches == Counter({contract.OPERATOR.cann: 1})
 
 
 def test_a_deterministic_program_gets_deterministic_kernels():
@@ -188,10 +186,9 @@ def test_a_shard_with_more_classes_than_float32_counts_is_refused():
         ops.fused_linear_online_max_sum(weight[:3], weight, torch.zeros(3).long().npu(), 0, len(weight))
 
 
-@pytest.mark.parametrize("operator", [contract.OPERATOR for contract in CONTRACTS], ids=lambda one: one.name)
-def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(operator):
-    contract = next(contract for contract in CONTRACTS if contract.OPERATOR is operator)
-    arguments = contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0]))
+@each_contract
+def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(contract):
+    operator, arguments = contract.OPERATOR, good_arguments(contract)
     expected = flat(operator.overload(*to_npu(arguments)))
     last = f"npu:{torch.npu.device_count() - 1}"
     arguments = tuple(arg.to(last) if isinstance(arg, torch.Tensor) else arg for arg in arguments)
