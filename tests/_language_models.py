@@ -18,21 +18,13 @@ CHUNK = 16
 
 # By model_type: what a tiny configuration has besides the sizes.
 FAMILIES = {
-    "llama": {},
-    "qwen2": {"tie_word_embeddings": True},
-    "qwen3": {},
-    "qwen3_moe": {"output_router_logits": True},
-    "mistral": {},
-    "mixtral": {"output_router_logits": True},
-    "gemma2": {"final_logit_softcapping": 0.5},
-    "gemma3_text": {"final_logit_softcapping": 0.5},
+    **dict.fromkeys(("llama", "qwen3", "mistral", "phi3", "gpt2", "olmo2", "deepseek_v3"), {}),
     "phi": {},  # whose head has a bias
-    "phi3": {},
-    "gpt2": {},
-    "olmo2": {},
+    "qwen2": {"tie_word_embeddings": True},
+    **dict.fromkeys(("qwen3_moe", "mixtral"), {"output_router_logits": True}),
+    **dict.fromkeys(("gemma2", "gemma3_text"), {"final_logit_softcapping": 0.5}),
     "granite": {"logits_scaling": 3.0},
     "cohere": {"logit_scale": 0.3},
-    "deepseek_v3": {},
 }
 
 
@@ -53,6 +45,14 @@ def batch(seed: int = 0) -> dict[str, Tensor]:
     labels = tokens.clone()
     labels[0, 5:9] = -100
     return {"input_ids": tokens, "labels": labels}
+
+
+PROCESSES = 2
+
+
+def share(rank: int, device: str = "cpu") -> dict[str, Tensor]:
+    """Return the rows of one of the processes."""
+    return {name: one.chunk(PROCESSES)[rank].to(device) for name, one in batch().items()}
 
 
 class Step:

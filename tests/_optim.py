@@ -12,30 +12,12 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
 STATE = ("step", "exp_avg", "exp_avg_sq", "ema_params")
 SETTINGS = {"lr": 1e-2, "ema_decay": 0.9}
-OPTIONS = {
-    "lr": 1e-2,
-    "ema_decay": 0.9,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": 1e-8,
-    "weight_decay": 1e-2,
-    "decoupled_weight_decay": True,
-    "bias_correction": True,
-    "maximize": False,
-}
-GROUP_OPTIONS = {
-    "lr": 0.1,
-    "betas": (0.5, 0.7),
-    "eps": 0.1,
-    "weight_decay": 0.3,
-    "ema_decay": 0.5,
-    "decoupled_weight_decay": False,
-    "bias_correction": False,
-    "maximize": True,
-    "ema_warmup": "ratio",
-    "ema_start_step": 2,
-    "ema_update_every": 2,
-}
+_FLAGS = {"decoupled_weight_decay": True, "bias_correction": True, "maximize": False}
+OPTIONS = {**SETTINGS, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2, **_FLAGS}
+# No option of a group is its default.
+GROUP_OPTIONS = {"lr": 0.1, "betas": (0.5, 0.7), "eps": 0.1, "weight_decay": 0.3}
+GROUP_OPTIONS |= {name: not value for name, value in _FLAGS.items()}
+GROUP_OPTIONS |= {"ema_decay": 0.5, "ema_warmup": "ratio", "ema_start_step": 2, "ema_update_every": 2}
 
 
 class Weights(nn.Module):

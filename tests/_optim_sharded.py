@@ -117,6 +117,7 @@ def fsdp1(process, strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, *
 
 # Torch trains wrongly after a forward pass that has a graph and no backward pass, and finds no accelerator on a CPU.
 OFFLOADED_FSDP1 = "FSDP1, CPU offload"
+_SHARD_GRADS = ShardingStrategy.SHARD_GRAD_OP
 HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 FLAVOURS = {
     "fully_shard": fsdp2,
@@ -131,14 +132,12 @@ FLAVOURS = {
     "HSDP, reshard_after_forward=False": partial(hsdp, reshard_after_forward=False),
     "FSDP and TP": tensor_parallel,
     "FSDP1": fsdp1,
-    "FSDP1, SHARD_GRAD_OP": partial(fsdp1, strategy=ShardingStrategy.SHARD_GRAD_OP),
+    "FSDP1, SHARD_GRAD_OP": partial(fsdp1, strategy=_SHARD_GRADS),
     "FSDP1, NO_SHARD": partial(fsdp1, strategy=ShardingStrategy.NO_SHARD),
     OFFLOADED_FSDP1: partial(fsdp1, cpu_offload=CPUOffload(offload_params=True)),
     "FSDP1, FlatParameter": partial(fsdp1, use_orig_params=False),
     "FSDP1, FlatParameter, flatten=True": partial(fsdp1, use_orig_params=False),
-    "FSDP1, FlatParameter, SHARD_GRAD_OP": partial(
-        fsdp1, strategy=ShardingStrategy.SHARD_GRAD_OP, use_orig_params=False
-    ),
+    "FSDP1, FlatParameter, SHARD_GRAD_OP": partial(fsdp1, strategy=_SHARD_GRADS, use_orig_params=False),
 }
 
 
@@ -150,12 +149,13 @@ def flavours_on(device):
     return [name for name in FLAVOURS if (device, name) != ("cpu", OFFLOADED_FSDP1)]
 
 
-class Broken(nn.Module):
-    """A layer that fails."""
-
-    def forward(self, _):
-        """Raise."""
-        raise ArithmeticError("broken")
+def error_of(expected, call, *arguments):
+    """Return what a call says that raises one of the expected errors."""
+    try:
+        call(*arguments)
+    except expected as error:
+        return str(error)
+    return None
 
 
 def trained(process, flavour):
@@ -202,10 +202,10 @@ def _layers(model):
 def _broken_evaluation(process, model, optimizer):
     """Evaluate averages half way."""
     layers = _layers(model)
-    layer, layers[3] = layers[3], Broken()
-    with contextlib.suppress(ArithmeticError), optimizer.swap_ema_params(model):
+    hook = layers[3].register_forward_pre_hook(lambda *_: 1 / 0)
+    with contextlib.suppress(ZeroDivisionError), optimizer.swap_ema_params(model):
         process.evaluated(model)
-    layers[3] = layer
+    hook.remove()
 
 
 def _saved(process, flavour, folder, model, optimizer):
@@ -235,11 +235,7 @@ def of_flavour(process, flavour, folder):
 def not_saved(process, flavour, folder):
     """Return the error of a file in a folder that does not exist, and the state dict of the next call."""
     model, optimizer, _ = trained(process, flavour)
-    try:
-        optimizer.save_ema_model(model, f"{folder}/missing/ema.pt")
-        error = None
-    except OSError as caught:
-        error = str(caught)
+    error = error_of(OSError, optimizer.save_ema_model, model, f"{folder}/missing/ema.pt")
     contents = optimizer.ema_state_dict(model, full_state_dict=True)
     return error, contents, {str(value.device) for value in contents.values()}
 
@@ -256,12 +252,9 @@ def lacking_memory(process, flavour, folder):
 
     torch.Tensor.to = fail
     try:
-        optimizer.save_ema_model(model, f"{folder}/memory.pt")
-    except RuntimeError as error:
-        return (str(error),)
+        return (error_of(RuntimeError, optimizer.save_ema_model, model, f"{folder}/memory.pt"),)
     finally:
         torch.Tensor.to = to
-    return ()
 
 
 def gather_in_flight(process):
@@ -281,10 +274,7 @@ def swap_inside_a_forward_pass(process, flavour):
     outputs, errors = [process.evaluated(model)], []
 
     def swap(*_):
-        try:
-            optimizer.swap_ema_params(model).__enter__()
-        except RuntimeError as error:
-            errors.append(str(error))
+        errors.append(error_of(RuntimeError, lambda: optimizer.swap_ema_params(model).__enter__()))
 
     hook = _layers(model)[1].register_forward_hook(swap)
     outputs.append(process.evaluated(model))
@@ -296,12 +286,8 @@ def without_the_model(process):
     """Return the errors of swaps of FSDP1 that get no model, or only a part of it, and outputs before and after."""
     model, optimizer, _ = trained(process, "FSDP1")
     before = process.evaluated(model)
-    errors = []
-    for part in (None, model.module[0]):
-        try:
-            optimizer.swap_ema_params(part).__enter__()
-        except RuntimeError as caught:
-            errors.append(str(caught))
+    swaps = (partial(optimizer.swap_ema_params, part) for part in (None, model.module[0]))
+    errors = [error_of(RuntimeError, lambda swap=swap: swap().__enter__()) for swap in swaps]
     return errors, before, process.evaluated(model)
 
 
@@ -380,12 +366,11 @@ def state_of_the_first(process):
     contents = [file.getvalue()]
     dist.broadcast_object_list(contents, src=0)
     before = [_local(one).clone() for state in optimizer.state.values() for one in state.values()]
-    try:
-        optimizer.load_state_dict(torch.load(io.BytesIO(contents[0]), weights_only=False))
-    except ValueError as error:
-        after = [_local(one) for state in optimizer.state.values() for one in state.values()]
-        return str(error), all(map(torch.equal, before, after))
-    return None
+    loaded = torch.load(io.BytesIO(contents[0]), weights_only=False)
+    if (error := error_of(ValueError, optimizer.load_state_dict, loaded)) is None:
+        return None
+    after = [_local(one) for state in optimizer.state.values() for one in state.values()]
+    return error, all(map(torch.equal, before, after))
 
 
 def other_placements(process):
@@ -397,13 +382,8 @@ def other_placements(process):
     lists = [[weight.detach().clone()] for _ in range(5)]
     lists[1] = [replicated]
     steps = [torch.zeros((), dtype=torch.int64, device=process.device)]
-    errors = []
-    for call in (optimizer.step, partial(fused_ema_adam, *lists, steps, **_optim.OPTIONS)):
-        try:
-            call()
-        except (RuntimeError, ValueError) as error:
-            errors.append(str(error))
-    return errors
+    calls = optimizer.step, partial(fused_ema_adam, *lists, steps, **_optim.OPTIONS)
+    return [error_of((RuntimeError, ValueError), call) for call in calls]
 
 
 def results(device, folder, flavours, others):

@@ -4,9 +4,9 @@ A case returns tensors by name: the loss of the whole batch, and whole gradients
 computed in one.
 """
 
-import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from contextlib import nullcontext
 
+import torch_aclnn_ops
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import nn as aclnn
 
@@ -302,21 +302,9 @@ def vocab_parallel_by_the_input(ranks):
 
 
 OF_FOUR = (hybrid, vocab_parallel, vocab_parallel_by_the_input)
-FUNCTIONS = (
-    head_of_its_own,
-    disabled,
-    head_of_the_model,
-    tied_head_freed,
-    norm_and_head_in_a_group,
-    other_outputs,
-    loss_changed_in_place,
-    loss_in_the_forward_pass,
-    group_in_the_forward_pass,
-    module_with_the_loss,
-    lines_of_the_guide,
-    fsdp1,
-    mixed_precision,
-)
+FUNCTIONS = (head_of_its_own, disabled, head_of_the_model, tied_head_freed, norm_and_head_in_a_group, other_outputs)
+FUNCTIONS += (loss_changed_in_place, loss_in_the_forward_pass, group_in_the_forward_pass, module_with_the_loss)
+FUNCTIONS += (lines_of_the_guide, fsdp1, mixed_precision)
 _IN_EVERY_SPLIT = (head_of_its_own, disabled, tied_head_freed, mixed_precision, *OF_FOUR)
 CASES = {
     f"{function.__name__}, {split}": (function, split)

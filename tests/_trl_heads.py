@@ -12,8 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from trl.trainer.utils import add_fused_lm_head
 
-from tests._language_models import make
-from tests._transformers_distributed import PROCESSES, share
+from tests._language_models import PROCESSES, make, share
 
 CHUNK = 16
 _OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")

@@ -6,7 +6,6 @@ a ``copy`` or, but for rounding, something ``alike``, or a ``shard`` of its clas
 
 from functools import partial
 
-import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops.functional._head.shards import Members, sum_over_group
 
@@ -360,21 +359,9 @@ def _collectives(vocabulary, name):
     return forward.get_total_counts(), backward.get_total_counts()
 
 
-FUNCTIONS = (
-    without_bias,
-    sizes_found_by_a_collective,
-    partial_input_gradient,
-    frozen_head,
-    gradients_of_target_and_weights,
-    second_derivatives,
-    forward_over_reverse,
-    batched,
-    distributed_tensors,
-    distributed_head_and_a_group,
-    groups_of_some_processes,
-    number_of_collectives,
-    compiled,
-)
+FUNCTIONS = (without_bias, sizes_found_by_a_collective, partial_input_gradient, frozen_head, compiled)
+FUNCTIONS += (gradients_of_target_and_weights, second_derivatives, forward_over_reverse, batched, distributed_tensors)
+FUNCTIONS += (distributed_head_and_a_group, groups_of_some_processes, number_of_collectives)
 
 
 def _with_options(name):

@@ -1,6 +1,5 @@
 """Settings that every test runs under."""
 
-import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 import collections
 import gc
 import inspect
@@ -18,8 +17,6 @@ import hypothesis
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-assert torch_aclnn_ops.__version__
 
 if _torch_npu.why_unavailable() is not None:
     # For programs that the tests run and that import torch first.

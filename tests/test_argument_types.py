@@ -10,15 +10,8 @@ import torch
 
 _ROWS, _HEAD, _INDICES, _VALUES = torch.rand(8, 4), torch.rand(11, 4), torch.arange(8), torch.rand(3)
 
-CALL = {
-    "input": _ROWS,
-    "linear_weight": _HEAD,
-    "target": _INDICES,
-    "linear_bias": torch.rand(11),
-    "weight": torch.rand(11),
-    "token_weight": torch.rand(8),
-}
-OPTIONAL = ("linear_bias", "weight", "token_weight")
+OPTIONAL = {"linear_bias": torch.rand(11), "weight": torch.rand(11), "token_weight": torch.rand(8)}
+CALL = {"input": _ROWS, "linear_weight": _HEAD, "target": _INDICES, **OPTIONAL}
 WRONG = {"None": None, "list": [1.0, 2.0], "array": np.ones((8, 4)), "int": 3, "float": 0.5, "str": "x"}
 DESCRIBED = {"list": "of type list", "array": "of type ndarray"}
 

@@ -15,16 +15,8 @@ from tests._contract import HALF_DTYPES, Maker
 
 STATE = ("var", "m", "v", "s")
 INF = float("inf")
-OPTIONS = {
-    "lr": 1e-2,
-    "ema_decay": 0.99,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": 1e-8,
-    "weight_decay_mode": 1,
-    "bias_correction": True,
-    "weight_decay": 0.1,
-}
+OPTIONS = {"lr": 1e-2, "ema_decay": 0.99, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+OPTIONS |= {"weight_decay_mode": 1, "bias_correction": True, "weight_decay": 0.1}
 
 
 def make_tensors(dtype, shape=(7, 5), seed=0):

@@ -71,19 +71,12 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(writer, 
     assert list(path.parent.iterdir()) == [path]
 
 
-ATOMIC_WRITERS = {name: WRITERS[name] for name in ("averages.pt", "performance.md", "results.csv", "plot.png")}
+ATOMIC_WRITERS = ("averages.pt", "performance.md", "results.csv", "plot.png")  # by ``replacing``
 
 
-@pytest.fixture(params=ATOMIC_WRITERS)
-def atomic_writer(request, tmp_path):
-    """What writes a file by ``replacing``, and the file, which has older contents."""
-    path = tmp_path / request.param
-    path.write_bytes(b"old")
-    return ATOMIC_WRITERS[request.param], path
-
-
-def test_the_target_of_a_symbolic_link_is_replaced(atomic_writer):
-    write, path = atomic_writer
+@pytest.mark.parametrize("writer", ATOMIC_WRITERS, indirect=True)
+def test_the_target_of_a_symbolic_link_is_replaced(writer):
+    write, path = writer
     link = path.parent / "links" / path.name
     link.parent.mkdir()
     link.symlink_to(path)

@@ -1,4 +1,4 @@
-"""The Trainer of transformers with FusedEmaAdam and EmaCallback."""
+"""The Trainer of transformers with FusedEmaAdam and EmaCallback, for models and for adapters of PEFT."""
 
 import math
 import re
@@ -10,9 +10,11 @@ from torch_aclnn_ops.integrations._trainers import warn_of_initial_weights
 from torch_aclnn_ops.integrations.transformers import EmaCallback, ReportCallback, patch_model
 from torch_aclnn_ops.optim import FusedEmaAdam
 
+import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
 from tests._language_models import CHUNK, batch, make
@@ -55,16 +57,20 @@ def make_trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, callb
     return trainer
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    trainer = make_trainer(tmp_path_factory.mktemp("trained"))
+def train(*args, **arguments):
+    """Return a trainer after its training."""
+    trainer = make_trainer(*args, **arguments)
     trainer.train()
     return trainer
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("trained"))
+
+
 def test_training_equals_that_of_an_unpatched_model(trained, tmp_path):
-    other = make_trainer(tmp_path, make(), average=False)
-    other.train()
+    other = train(tmp_path, make(), average=False)
     assert trained.losses == pytest.approx(other.losses, rel=1e-4)
 
 
@@ -84,8 +90,7 @@ def test_evaluation_uses_the_averages_and_restores_the_weights(trained):
 def test_the_dtype_is_restored_after_an_evaluation_in_16_bits(tmp_path):
     model = make()
     model.get_input_embeddings().requires_grad_(False)
-    trainer = make_trainer(tmp_path, model, eval_strategy="no", save_strategy="no", bf16_full_eval=True)
-    trainer.train()
+    trainer = train(tmp_path, model, eval_strategy="no", save_strategy="no", bf16_full_eval=True)
     before = [weight.detach().clone() for weight in model.parameters()]
     trainer.evaluate()
     assert all(map(torch.equal, model.parameters(), before))
@@ -130,8 +135,7 @@ def test_training_that_resumes_without_the_averages_is_warned_of(tmp_path):
 def test_gradient_accumulation_normalizes_by_the_labels_of_all_micro_batches(tmp_path):
     losses = []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):
-        trainer = make_trainer(tmp_path / str(len(losses)), model, gradient_accumulation_steps=3, max_steps=2)
-        trainer.train()
+        trainer = train(tmp_path / str(len(losses)), model, gradient_accumulation_steps=3, max_steps=2)
         losses.append([log["loss"] for log in trainer.state.log_history if "loss" in log] + trainer.losses)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and all(map(math.isfinite, losses[0]))
 
@@ -139,10 +143,9 @@ def test_gradient_accumulation_normalizes_by_the_labels_of_all_micro_batches(tmp
 def test_label_smoothing_of_the_trainer_gets_real_logits_and_one_warning(tmp_path):
     losses, told = [], []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):
-        trainer = make_trainer(tmp_path / str(len(losses)), model, label_smoothing_factor=0.1, max_steps=2)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            trainer.train()
+            trainer = train(tmp_path / str(len(losses)), model, label_smoothing_factor=0.1, max_steps=2)
         losses.append(trainer.losses)
         told.append(sum("called in training without labels" in str(one.message) for one in caught))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and told == [0, 1]
@@ -175,8 +178,7 @@ def test_another_argument_than_a_trainer_raises_with_the_line_to_write(given, fo
 def test_the_best_model_has_the_averages_that_were_evaluated(tmp_path):
     # By this measure the first evaluation is the best, so that the last averages are others.
     options = {"metric_for_best_model": "loss", "greater_is_better": True}
-    trainer = make_trainer(tmp_path, load_best_model_at_end=True, save_steps=2, **options)
-    trainer.train()
+    trainer = train(tmp_path, load_best_model_at_end=True, save_steps=2, **options)
     assert trainer.state.best_global_step < STEPS
     folder = f"{trainer.state.best_model_checkpoint}/ema"
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
@@ -263,3 +265,63 @@ def test_a_patched_model_does_not_warn_while_the_package_is_disabled():
     with warnings.catch_warnings(), disabled():
         warnings.simplefilter("error")
         patch_model(make().train())(**batch()).loss.backward()
+
+
+STEPS_OF_ADAPTERS = 4
+CONFIGS = {
+    "LoRA": lambda: peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    "LoRA and the head": lambda: peft.LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+    ),
+    "prompts": lambda: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+}
+each_kind = pytest.mark.parametrize("kind", CONFIGS)
+
+
+def adapted(kind):
+    torch.manual_seed(0)
+    return peft.get_peft_model(make(), CONFIGS[kind]())
+
+
+def trainer_of(kind, folder, **arguments):
+    steps = {"max_steps": STEPS_OF_ADAPTERS, "save_steps": STEPS_OF_ADAPTERS // 2, "eval_strategy": "no"}
+    return make_trainer(folder, adapted(kind), **{**steps, **arguments})
+
+
+def weights_of(model):
+    return {name: one.detach().clone() for name, one in model.named_parameters() if one.requires_grad}
+
+
+def assert_same(found, expected):
+    assert found
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@each_kind
+def test_training_resumes_with_the_trained_adapter(kind, tmp_path):
+    whole, resumed = trainer_of(kind, tmp_path), trainer_of(kind, tmp_path)
+    whole.train()
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-{STEPS_OF_ADAPTERS // 2}")
+    assert_same(weights_of(resumed.model), weights_of(whole.model))
+    states = (one.optimizer.optimizer.state.values() for one in (resumed, whole))
+    averages = ([state["ema_params"] for state in each] for each in states)
+    torch.testing.assert_close(*averages, rtol=0, atol=0)
+
+
+@each_kind
+def test_a_checkpoint_has_the_adapter_with_ema_weights(kind, tmp_path):
+    trainer = trainer_of(kind, tmp_path)
+    trainer.train()
+    saved = load_file(f"{tmp_path}/checkpoint-{STEPS_OF_ADAPTERS}/ema/adapter/adapter_model.safetensors")
+    weights = peft.get_peft_model_state_dict(trainer.model)
+    assert any(not torch.equal(one, weights[name]) for name, one in saved.items())
+    with trainer.optimizer.optimizer.swap_ema_params():
+        assert_same(saved, peft.get_peft_model_state_dict(trainer.model))
+
+
+@each_kind
+def test_the_best_model_has_the_adapter_that_was_evaluated(kind, tmp_path):
+    options = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": STEPS_OF_ADAPTERS // 2}
+    trainer = trainer_of(kind, tmp_path, **options)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, rel=1e-6)

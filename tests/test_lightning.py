@@ -71,6 +71,12 @@ def fit(trainer, model, **options):
     return model
 
 
+def trained(*callbacks, model=None, **options):
+    """Return a trainer with the callback after its training, and the model."""
+    trainer = make_trainer(*callbacks, **options)
+    return trainer, fit(trainer, Model() if model is None else model)
+
+
 def averages_of(trainer, model):
     states = {name: one for optimizer in trainer.optimizers for name, one in optimizer.state.items()}
     return {name: states[one]["ema_params"] for name, one in model.named_parameters()}
@@ -82,8 +88,7 @@ def equal(state, expected):
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_validation_uses_the_averages_and_restores_the_weights(optimizers):
-    trainer = make_trainer()
-    model = fit(trainer, Model(optimizers))
+    trainer, model = trained(model=Model(optimizers))
     averages = averages_of(trainer, model)
     assert equal(model.seen[-1], averages)
     assert not equal(model.state_dict(), averages)
@@ -92,8 +97,7 @@ def test_validation_uses_the_averages_and_restores_the_weights(optimizers):
 
 
 def test_a_checkpoint_given_to_a_later_loop_is_what_it_evaluates_until_the_next_fit(tmp_path):
-    trainer = make_trainer(ModelCheckpoint(tmp_path, save_top_k=-1))
-    model = fit(trainer, Model())
+    trainer, model = trained(ModelCheckpoint(tmp_path, save_top_k=-1))
     first = torch.load(min(tmp_path.glob("*.ckpt")), weights_only=True)["state_dict"]
     assert not equal(first, averages_of(trainer, model))
     for path in (min(tmp_path.glob("*.ckpt")), None):
@@ -112,16 +116,14 @@ def test_training_equals_that_without_the_callback():
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_a_checkpoint_is_the_model_that_was_validated(optimizers, tmp_path):
-    trainer = make_trainer(ModelCheckpoint(tmp_path, "model"))
-    model = fit(trainer, Model(optimizers))
+    _, model = trained(ModelCheckpoint(tmp_path, "model"), model=Model(optimizers))
     assert equal(Model.load_from_checkpoint(tmp_path / "model.ckpt").state_dict(), model.seen[-1])
     checkpoint = torch.load(tmp_path / "model.ckpt", weights_only=True)
     assert equal(checkpoint["current_model_state"], model.state_dict())
 
 
 def test_a_checkpoint_of_weights_alone_has_the_ema_weights_if_it_is_saved_inside_a_swap(tmp_path):
-    trainer = make_trainer()
-    model = fit(trainer, Model())
+    trainer, model = trained()
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with trainer.optimizers[0].swap_ema_params():
         trainer.save_checkpoint(tmp_path / "averages.ckpt", weights_only=True)
@@ -135,17 +137,15 @@ def test_training_of_a_compiled_layer_resumes_from_its_checkpoint(tmp_path):
         model.layers[0] = torch.compile(model.layers[0], backend="eager")
         return model
 
-    trainer = make_trainer(epochs=1)
-    fit(trainer, compiled())
+    trainer, _ = trained(epochs=1, model=compiled())
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     resumed = fit(make_trainer(epochs=2), compiled(), ckpt_path=tmp_path / "one.ckpt")
     assert equal(dict(resumed.named_parameters()), dict(fit(make_trainer(epochs=2), compiled()).named_parameters()))
 
 
 def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
-    whole_trainer = make_trainer(epochs=4)
-    whole = fit(whole_trainer, Model())
-    fit(make_trainer(ModelCheckpoint(tmp_path, "model"), epochs=2), Model())
+    whole_trainer, whole = trained(epochs=4)
+    trained(ModelCheckpoint(tmp_path, "model"), epochs=2)
     trainer = make_trainer(epochs=4)
     resumed = fit(trainer, Model(), ckpt_path=tmp_path / "model.ckpt")
     assert resumed.losses == whole.losses[2 * BATCHES :]
@@ -164,8 +164,7 @@ class Normalized(Model):
 
 
 def test_a_checkpoint_has_the_averages_of_buffers_and_training_resumes_from_the_buffers(tmp_path):
-    trainer = make_trainer(epochs=1)
-    model = fit(trainer, Normalized())
+    trainer, model = trained(epochs=1, model=Normalized())
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     checkpoint = torch.load(tmp_path / "model.ckpt", weights_only=False)
     average = trainer.optimizers[0].ema_state_dict(model)["layers.0.running_mean"]
@@ -192,8 +191,7 @@ class Migrated(Model):
 
 def test_training_resumes_with_what_on_load_checkpoint_makes_of_the_state_dict(tmp_path):
     path = tmp_path / "one.ckpt"
-    trainer = make_trainer(epochs=1)
-    fit(trainer, Model())
+    trainer, _ = trained(epochs=1)
     trainer.save_checkpoint(path)
     checkpoint = torch.load(path, weights_only=False)
     for key in ("state_dict", "current_model_state"):
@@ -203,16 +201,14 @@ def test_training_resumes_with_what_on_load_checkpoint_makes_of_the_state_dict(t
 
 
 def test_a_state_dict_without_the_parameters_raises(tmp_path):
-    trainer = make_trainer(epochs=1)
-    model = fit(trainer, Model())
+    trainer, model = trained(epochs=1)
     model.register_state_dict_post_hook(lambda _, state, *__: state.update({k: v.half() for k, v in state.items()}))
     with pytest.raises(ValueError, match="must return its parameters, but some are missing or replaced"):
         trainer.save_checkpoint(tmp_path / "one.ckpt")
 
 
 def test_a_resumed_training_without_the_callback_is_warned_of(tmp_path):
-    trainer = make_trainer(epochs=1)
-    fit(trainer, Model())
+    trainer, _ = trained(epochs=1)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     plain = Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.warns(UserWarning, match=r"Please add the following callbacks: \['EmaCallback'\]"):

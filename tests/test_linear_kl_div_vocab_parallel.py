@@ -1,23 +1,234 @@
 """linear_kl_div with a vocabulary that is spread over two processes: the results of one process."""
 
+from functools import partial
+
+from torch_aclnn_ops import functional as F
+
 import pytest
 import torch
-from host_npu.testing import run
+import torch.distributed as dist
+from host_npu.testing import results_of, run
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
-from tests import _vocab_parallel_kl_div as cases
 from tests._distributed import selected
+from tests._linear_kl_div import (
+    CLASSES,
+    DIVERGENCES,
+    FEATURES,
+    ROWS,
+    TARGET,
+    draw,
+    head_of_teacher,
+    results,
+    student,
+    teacher,
+)
+from tests._pages import blocks
+from tests._pages import run as run_block
+
+SPLITS = {"uneven": (5, CLASSES - 5), "one class": (CLASSES - 1, 1)}
+REDUCED = {
+    "mean": {"temperature": 2.0, "chunk_size": 4},
+    "none": {"reduction": "none", "target": TARGET, "chunk_size": 4},
+    "hard labels": {"temperature": 2.0, "chunk_size": 4, "target": TARGET, "hard_weight": 0.7},
+    "sum of weighted rows": {"reduction": "sum", "token_weight": draw(ROWS, seed=5).abs(), "target": TARGET},
+}
+GATHERED = 'full_tensor(grad_placements=[Partial("avg")])'
+TEACHERS = ("head", "log-probabilities", "some classes")
+
+
+def gradients(divergence, kind, options, split=None, device="cpu", dtype=torch.float64, **more):
+    """Return the loss and its gradients by input, weight and bias of this process; without a split of the whole."""
+    rank = dist.get_rank() if split else 0
+    sizes = SPLITS[split] if split else (CLASSES,)
+    here = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    parallel = {"process_group": dist.group.WORLD, "vocab_sizes": sizes, **more} if split else {}
+    input, weight, bias = student(dtype, grad=False)
+    of_student = [one.to(device).requires_grad_() for one in (input, weight[here].clone(), bias[here].clone())]
+    given = teacher(kind, dtype=dtype)
+    given |= {name: given[name][here] for name in ("teacher_weight", "teacher_bias") if name in given}
+    given |= {name: given[name][:, here] for name in ("teacher_log_probs",) if name in given}
+    given, options = tree_map_only(torch.Tensor, lambda one: one.to(device), (given, options))
+    loss, *found = results(of_student, divergence, given, **options, **parallel)
+    return [loss.detach(), *found]
+
+
+CASES = {
+    f"{divergence}, {kind}, {reduced}, {split}": (divergence, kind, REDUCED[reduced], split)
+    for divergence in DIVERGENCES
+    for kind in TEACHERS
+    for reduced in REDUCED
+    for split in (SPLITS if reduced in ("mean", "hard labels") else ("uneven",))
+}
+
+
+def sizes_found_by_a_collective(device):
+    """Without vocab_sizes."""
+    return gradients("reverse_kl", "head", REDUCED["mean"], "uneven", device, vocab_sizes=None)
+
+
+def part_of_the_inputs_gradient(device):
+    """The input's gradient left as a part of the sum."""
+    loss, of_input, *of_head = gradients("forward_kl", "head", {}, "uneven", device, reduce_input_grad=False)
+    dist.all_reduce(of_input)
+    return [loss, of_input, *of_head]
+
+
+def second_backward(device):
+    """A graph differentiated twice, and again."""
+    input, weight, _ = student()
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
+    rows, head, _ = head_of_teacher()
+    weight = weight.detach()[here].requires_grad_()
+    loss = F.linear_kl_div(input, weight, rows, head[here], process_group=dist.group.WORLD)
+    first = torch.autograd.grad(loss, (input, weight), retain_graph=True)
+    again = torch.autograd.grad(loss, (input, weight), retain_graph=True)
+    torch.testing.assert_close(first, again)
+    torch.autograd.grad(loss, input, create_graph=True)
+
+
+def different(device, **of_first):
+    """A call of the first process that differs from the others'."""
+    arguments = {"divergence": "forward_kl", "temperature": 1.0, "chunk_size": 4, "reduction": "mean", "rows": ROWS}
+    arguments |= {"seed": 0, "target": TARGET, "token_weight": None} | (of_first if dist.get_rank() == 0 else {})
+    number, seed = arguments.pop("rows"), arguments.pop("seed")
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
+    input = draw(number, 6, seed=seed).requires_grad_()
+    rows, head, _ = head_of_teacher()
+    arguments["target"] = arguments["target"][:number]
+    group = dist.group.WORLD
+    F.linear_kl_div(input, draw(CLASSES, 6)[here], rows[:number], head[here], **arguments, process_group=group)
+
+
+def whole_head(device):
+    """A call in which every process has the whole head."""
+    input, weight, _ = student()
+    rows, head, _ = head_of_teacher()
+    F.linear_kl_div(input, weight, rows, head, process_group=dist.group.WORLD)
+
+
+def compiled(device):
+    """Compiled code that contains the call, and the same in eager mode."""
+    input, weight, _ = student()
+    rows, head, _ = head_of_teacher()
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
+    options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, CLASSES - 5)}
+
+    def function(input):
+        return 2 * F.linear_kl_div(2 * input, weight.detach()[here], rows, head[here], **options)
+
+    return [torch.compile(function, backend="aot_eager")(input).detach(), function(input).detach()]
+
+
+def student_layer():
+    """The student's head, as a layer."""
+    layer = torch.nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
+    layer.weight.data.copy_(student()[1].detach())
+    return layer
+
+
+def local_shard_of_a_teacher(device):
+    """The rows of a sharded head that this process has, for a vocabulary that it takes for the whole."""
+    weight = fully_shard(student_layer()).weight.to_local()
+    return F.linear_kl_div(student()[0], weight.detach(), student()[0].detach(), weight)
+
+
+def shard_with_a_group(device):
+    """The to_local() of a head whose vocabulary the processes share."""
+    mesh = init_device_mesh("cpu", (2,))
+    weight, head = (
+        distribute_tensor(one.detach(), mesh, [Shard(0)]).requires_grad_()
+        for one in (student_layer().weight, head_of_teacher()[1])
+    )
+    heads = {"teacher_weight": head.to_local().detach(), "process_group": mesh.get_group()}
+    return F.linear_kl_div(student()[0], weight.to_local(), head_of_teacher()[0], **heads).detach()
+
+
+def dtensor(device):
+    """A sharded head itself."""
+    return F.linear_kl_div(student()[0], fully_shard(student_layer()).weight, *head_of_teacher()[:2])
+
+
+class Student(torch.nn.Module):
+    """A model that computes the loss of this process's rows, a part of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = student_layer()
+
+    def forward(self):
+        hidden, *teacher = _rows_of_this_process().values()
+        return F.linear_kl_div(hidden, self.head.weight, *teacher, reduction="sum") * (dist.get_world_size() / ROWS)
+
+
+def _rows_of_this_process():
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, ROWS)
+    rows, head, _ = head_of_teacher()
+    return {"hidden": student()[0].detach()[here], "teacher_hidden": rows[here], "teacher_head": head}
+
+
+def in_the_forward_pass(device):
+    """A head that FSDP2 has sharded with its model, in whose forward pass the loss is."""
+    model = fully_shard(Student())
+    loss = model()
+    loss.backward()
+    return [loss.detach(), model.head.weight.grad.full_tensor()]
+
+
+def lines_of_the_guide(device):
+    """What docs/losses_on_a_head.md says, with a head that FSDP2 has sharded."""
+    model = fully_shard(Student())
+    names = {"F": F, "model": model, "world_size": dist.get_world_size(), "rows_of_all_ranks": ROWS}
+    names |= _rows_of_this_process()
+    [lines] = [block for block in blocks("docs/losses_on_a_head.md") if "fully_shard" in block.title]
+    run_block(lines, names)
+    names["loss"].backward()
+    return [names["loss"].detach(), model.head.weight.grad.full_tensor()]
+
+
+DIFFERENT = {
+    "rows": ({"rows": 8}, "the number of rows of input"),
+    "divergence": ({"divergence": "reverse_kl"}, "divergence"),
+    "temperature": ({"temperature": 2.0}, "temperature"),
+    "chunk_size": ({"chunk_size": 3}, "the rows per chunk, from chunk_size or max_memory,"),
+    "reduction": ({"reduction": "sum"}, "reduction"),
+    "hard_weight": ({"hard_weight": 0.5}, "hard_weight"),
+    "input": ({"seed": 1}, "input"),
+    "target": ({"target": torch.arange(ROWS)}, "target"),
+    "token_weight": ({"token_weight": torch.ones(ROWS)}, "whether token_weight is given"),
+    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored"),
+}
+OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
+OTHERS |= {one.__name__: one for one in (second_backward, compiled, whole_head, dtensor, shard_with_a_group)}
+OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide, local_shard_of_a_teacher)}
+OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
+
+
+def results_on_cpu(device, names):
+    """Run the cases of these names, and the others, as one of the processes."""
+    cases = [(name, partial(gradients, *CASES[name], device)) for name in names if name in CASES]
+    return results_of([*cases, *((name, partial(function, device)) for name, function in OTHERS.items())])
+
+
+def results_on_npu(device):
+    """Run what a device may do otherwise, in a dtype that it has."""
+    names = [name for name in CASES if "uneven" in name and ("none" in name or "mean" in name)]
+    return results_of((name, partial(gradients, *CASES[name], device, torch.float32)) for name in names)
 
 
 @pytest.fixture(scope="module")
 def found(request):
-    return run(cases.results_on_cpu, 2, selected(request, "name"), device="cpu")
+    return run(results_on_cpu, 2, selected(request, "name"), device="cpu")
 
 
 def check(of_ranks, name, dtype=torch.float64, **tolerances):
     """Compare what the ranks have with what one process computes."""
     assert not any(isinstance(one[name], str) for one in of_ranks), [one[name] for one in of_ranks]
-    divergence, teacher, options, _ = cases.CASES.get(name, ("reverse_kl", "head", cases.REDUCED["mean"], None))
-    loss, of_input, of_weight, of_bias = cases.gradients(divergence, teacher, options, dtype=dtype)
+    divergence, teacher, options, _ = CASES.get(name, ("reverse_kl", "head", REDUCED["mean"], None))
+    loss, of_input, of_weight, of_bias = gradients(divergence, teacher, options, dtype=dtype)
     for one in of_ranks:
         assert torch.equal(one[name][0], of_ranks[0][name][0])
         torch.testing.assert_close(one[name][:2], [loss, of_input], **tolerances)
@@ -25,22 +236,22 @@ def check(of_ranks, name, dtype=torch.float64, **tolerances):
     torch.testing.assert_close(heads, [of_weight, of_bias], **tolerances)
 
 
-@pytest.mark.parametrize("name", [*cases.CASES, "sizes_found_by_a_collective"])
+@pytest.mark.parametrize("name", [*CASES, "sizes_found_by_a_collective"])
 @pytest.mark.every_nth_case(5)
 def test_the_results_of_one_process(found, name):
     check(found, name)
 
 
 def test_the_parts_of_the_inputs_gradient_make_it(found):
-    loss, of_input, *_ = cases.gradients("forward_kl", "head", {})
+    loss, of_input, *_ = gradients("forward_kl", "head", {})
     for of_rank in found:
         torch.testing.assert_close(of_rank["part_of_the_inputs_gradient"][:2], [loss, of_input])
 
 
-@pytest.mark.parametrize("name", cases.DIFFERENT)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_calls_that_differ_are_refused_on_every_rank(found, name):
     for of_rank in found:
-        sentence = f"ValueError: linear_kl_div: {cases.DIFFERENT[name][1]} must be the same on every rank"
+        sentence = f"ValueError: linear_kl_div: {DIFFERENT[name][1]} must be the same on every rank"
         assert of_rank[f"different {name}"].startswith(sentence)
 
 
@@ -67,20 +278,20 @@ def test_the_local_shard_of_a_head_is_refused_without_a_group(found):
 def test_a_dtensor_is_refused_with_a_remedy(found):
     for of_rank in found:
         assert "linear_weight must be a plain tensor, but it is a DTensor" in of_rank["dtensor"]
-        assert f"pass its {cases.GATHERED}" in of_rank["dtensor"]
+        assert f"pass its {GATHERED}" in of_rank["dtensor"]
         assert "pass its to_local() with process_group" in of_rank["dtensor"]
 
 
 def test_the_local_tensor_of_a_dtensor_is_accepted_with_a_group(found):
-    (input, weight, _), (rows, head, _) = cases.student(), cases.head_of_teacher()
-    expected = cases.F.linear_kl_div(input, weight, rows, head).detach()
+    (input, weight, _), (rows, head, _) = student(), head_of_teacher()
+    expected = F.linear_kl_div(input, weight, rows, head).detach()
     for of_rank in found:
         torch.testing.assert_close(of_rank["shard_with_a_group"], expected)
 
 
 @pytest.mark.parametrize("name", ["in_the_forward_pass", "lines_of_the_guide"])
 def test_a_head_that_fsdp2_shards_has_torchs_loss_and_gradient_of_all_rows(found, name):
-    (input, weight, _), (rows, head, _) = cases.student(), cases.head_of_teacher()
+    (input, weight, _), (rows, head, _) = student(), head_of_teacher()
     log_probs = [torch.nn.functional.linear(*one).log_softmax(-1) for one in ((input, weight), (rows, head))]
     expected = torch.nn.functional.kl_div(*log_probs, reduction="batchmean", log_target=True)
     losses = [of_rank[name][0] for of_rank in found]
@@ -93,6 +304,6 @@ def test_a_head_that_fsdp2_shards_has_torchs_loss_and_gradient_of_all_rows(found
 @pytest.mark.parametrize("backend", ["hccl", "gloo"])
 @pytest.mark.every_nth_case(2)
 def test_npus_that_share_a_vocabulary_give_the_results_of_one_cpu(backend):
-    of_ranks = run(cases.results_on_npu, 2, device="npu", backend=backend)
+    of_ranks = run(results_on_npu, 2, device="npu", backend=backend)
     for name in of_ranks[0]:
         check(of_ranks, name, torch.float32, rtol=1e-4, atol=1e-5)

@@ -70,25 +70,18 @@ def _compiled(loss, input, target):
     torch.compile(lambda t: loss(input, t, 1), backend="aot_eager")(target.requires_grad_()).backward()
 
 
-MODES = (
-    _backward,
-    _backward_by_the_input,
-    _backward_of_backward,
-    _forward_mode,
-    _func_grad,
-    _vmap_of_grad,
-    _jvp,
-    _compiled,
-)
+MODES = (_backward, _backward_by_the_input, _backward_of_backward, _forward_mode)
+MODES += (_func_grad, _vmap_of_grad, _jvp, _compiled)
+each_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__.strip("_"))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__.strip("_"))
+@each_mode
 def test_a_loss_without_grad_target_has_no_derivative_with_respect_to_its_target(mode):
     with pytest.raises(RuntimeError, match=_REFUSED):
         mode(_loss(), *(tensor.clone() for tensor in _PAIR))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__.strip("_"))
+@each_mode
 def test_a_loss_with_grad_target_has_one(mode):
     mode(_loss(grad_target=_of_target), *(tensor.clone() for tensor in _PAIR))
 

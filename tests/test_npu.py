@@ -54,7 +54,7 @@ def test_everything_on_the_host_npu():
 
 @pytest.mark.parametrize("mode", ["no queue"])  # the exhaustive cases have everything, in every mode
 def test_launches_and_failures_without_the_usual_queue(mode):
-    files = (f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "invalid_arguments"))
+    files = (f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "invalid_arguments"))
     # The entries differ before an operator is launched.
     _run_tests(mode, *files, "-k", "not _C and not package")
 

@@ -186,6 +186,7 @@ def test_any_number_type_is_accepted_as_learning_rate(lr):
     assert_all_equal(weights_of(mine), weights_of(theirs))
 
 
+WARMUPS = "None, 'ratio' or 'power'"
 INVALID = {
     **{
         f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and at least 0, but it is {value}")
@@ -219,12 +220,10 @@ INVALID = {
         f"{name} = 1": ({name: 1}, TypeError, f"{name} must be True or False, but it is 1")
         for name in ("decoupled_weight_decay", "bias_correction", "maximize")
     },
-    "unknown warm-up": (
-        {"ema_warmup": "linear"},
-        ValueError,
-        "ema_warmup must be None, 'ratio' or 'power', but it is 'linear'",
-    ),
-    "warm-up 1": ({"ema_warmup": 1}, ValueError, "ema_warmup must be None, 'ratio' or 'power', but it is 1"),
+    **{
+        f"warm-up {value!r}": ({"ema_warmup": value}, ValueError, f"ema_warmup must be {WARMUPS}, but it is {value!r}")
+        for value in ("linear", 1)
+    },
     **{
         f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and above 0, but it is {value}")
         for name in ("ema_warmup_gamma", "ema_warmup_power")
@@ -242,18 +241,11 @@ INVALID = {
 each_invalid = pytest.mark.parametrize("options, exception, sentence", INVALID.values(), ids=INVALID)
 
 
+@pytest.mark.parametrize("make", [_in_the_constructor, _in_a_later_group])
 @each_invalid
-def test_the_constructor_raises_for(options, exception, sentence):
+def test_an_invalid_option_raises_and_no_group_is_added(options, exception, sentence, make):
     with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
-        FusedEmaAdam(Weights().parameters(), **options)
-
-
-@each_invalid
-def test_an_invalid_group_raises_and_is_not_added(options, exception, sentence):
-    optimizer = FusedEmaAdam([nn.Parameter(torch.ones(1))])
-    with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **options})
-    assert len(optimizer.param_groups) == 1
+        make(**options)
 
 
 @each_invalid

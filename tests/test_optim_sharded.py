@@ -157,8 +157,7 @@ def test_a_full_state_dict_is_on_the_cpu_of_the_first_rank_alone(device, flavour
 def test_a_rank_without_memory_for_the_gathered_tensors_raises_on_every_rank(device, found):
     first, *others = found(device, "lacking memory")
     assert first == ("not enough memory",)
-    for (error,) in others:
-        assert error.endswith("failed (RuntimeError: not enough memory)")
+    assert all(error.endswith("failed (RuntimeError: not enough memory)") for (error,) in others)
 
 
 @with_each_flavour

@@ -4,7 +4,6 @@ import importlib
 import re
 import runpy
 
-import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import ops
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 

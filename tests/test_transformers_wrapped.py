@@ -1,6 +1,7 @@
 """Patched models under PEFT, accelerate and in several processes."""
 
 import re
+from functools import partial
 
 from torch_aclnn_ops.integrations.transformers import patch_model, unpatch_model
 
@@ -10,13 +11,126 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from host_npu.testing import run
+from host_npu.testing import results_of, run
+from peft import LoraConfig, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests import _transformers_distributed as trainings
 from tests._distributed import DEVICES
-from tests._language_models import CHUNK, LOGITS, Step, assert_close, assert_patched, make
+from tests._language_models import CHUNK, LOGITS, PROCESSES, Step, assert_close, assert_patched, make, share
+from tests._modes import Largest
+from tests._own_losses import WithOwnLoss
 from tests.test_transformers_adapters import CASES, adapted
+
+
+def _own_loss(wrap):
+    return lambda mesh: WithOwnLoss(wrap(mesh))
+
+
+def _ddp(**options):
+    return lambda mesh: DistributedDataParallel(_patched(mesh), **options)
+
+
+def _make(mesh, family="llama"):
+    # On a device experts count their rows by a histogram of integers, which the host NPU does not have.
+    return make(family, experts_implementation="eager").to(mesh.device_type)
+
+
+def _patched(mesh, family="llama"):
+    return patch_model(_make(mesh, family), chunk_size=CHUNK, lazy_without_labels=True)
+
+
+def _fully_sharded(groups=lambda model: [], family="llama", patch_last=False, **options):
+    def shard(mesh):
+        model = _make(mesh, family) if patch_last else _patched(mesh, family)
+        for group in (*model.model.layers, *groups(model), model):
+            fully_shard(group, mesh=mesh, **options)
+        return patch_model(model, chunk_size=CHUNK)
+
+    return shard
+
+
+def _head(model):
+    return [model.lm_head]
+
+
+def _norm_and_head(model):
+    return [[model.model.norm, model.lm_head]]
+
+
+TRAININGS = {
+    "DDP": _ddp(),
+    "DDP that looks for unused parameters": _ddp(find_unused_parameters=True),
+    "DDP with a static graph": _ddp(static_graph=True),
+    "FSDP2": _fully_sharded(),
+    "FSDP2, patched last": _fully_sharded(patch_last=True),
+    "FSDP2, tied": _fully_sharded(family="gemma2"),
+    "FSDP2, the head by itself": _fully_sharded(_head, reshard_after_forward=True),
+    "FSDP2, the head by itself, not resharded": _fully_sharded(_head, reshard_after_forward=False),
+    "FSDP2, experts, the head by itself": _fully_sharded(_head, family="mixtral", reshard_after_forward=True),
+    "FSDP2, norm and head, not resharded": _fully_sharded(_norm_and_head, reshard_after_forward=False),
+    "DDP, a loss of its own": _own_loss(_ddp()),
+    "FSDP2, 16 bits": _fully_sharded(
+        _head, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
+    ),
+}
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _train(wrap, mesh):
+    """Return the mean of the losses, the elements of the largest tensor, and the gradients."""
+    model = wrap(mesh)
+    for _ in range(2):  # what the first step leaves behind would show in the second
+        model.zero_grad()
+        with Largest() as largest:
+            loss = model(**share(mesh.get_rank(), mesh.device_type))["loss"]
+            loss.backward()
+    loss = loss.detach().clone()
+    dist.all_reduce(loss)
+    prefix = "model.module." if isinstance(model, WithOwnLoss) else "module."
+    gradients = {name.removeprefix(prefix): _whole(one.grad) for name, one in model.named_parameters()}
+    return loss / PROCESSES, largest.elements, gradients
+
+
+def _resharded_group(mesh):
+    _fully_sharded(_norm_and_head)(mesh)(**share(mesh.get_rank(), mesh.device_type))
+
+
+def _fsdp1_head(mesh):
+    model, device = _patched(mesh), torch.device(mesh.device_type)
+    model.lm_head = FullyShardedDataParallel(model.lm_head, device_id=device)
+    FullyShardedDataParallel(model, device_id=device)(**share(mesh.get_rank(), mesh.device_type))
+
+
+def _adapted_head(mesh):
+    model = get_peft_model(_make(mesh), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    for module in (model.base_model.model.lm_head, model):
+        fully_shard(module, mesh=mesh)
+    patch_model(model)(**share(mesh.get_rank(), mesh.device_type))
+
+
+def _patch_ddp(mesh):
+    patch_model(DistributedDataParallel(_make(mesh)))
+
+
+REFUSALS = {
+    "norm and head": _resharded_group,
+    "a head in FSDP1": _fsdp1_head,
+    "a head with adapters by itself": _adapted_head,
+    "DistributedDataParallel": _patch_ddp,
+}
+
+
+def results(device):
+    """Do every training in turn, and every call that is refused."""
+    mesh = init_device_mesh(device, (PROCESSES,))
+    trainings = ((name, partial(_train, wrap, mesh)) for name, wrap in TRAININGS.items())
+    refusals = ((name, partial(call, mesh)) for name, call in REFUSALS.items())
+    return results_of(trainings) | results_of(refusals)
 
 
 def _patch(model):
@@ -70,22 +184,22 @@ def test_accelerate_prepares_a_patched_model(mixed_precision):
 )
 def found(request):
     """What the first of two processes has found."""
-    return run(trainings.results, trainings.PROCESSES, device=request.param)[0]
+    return run(results, PROCESSES, device=request.param)[0]
 
 
-@pytest.mark.parametrize("training", trainings.TRAININGS)
+@pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.every_nth_case(3)
 def test_several_processes_find_the_gradients_of_one(found, training):
     assert not isinstance(found[training], str), found[training]
     model = make("gemma2" if "tied" in training else "mixtral" if "experts" in training else "llama")
-    total = sum(Step(model, **trainings.share(rank)).loss for rank in range(trainings.PROCESSES))
+    total = sum(Step(model, **share(rank)).loss for rank in range(PROCESSES))
     model.zero_grad()
-    for rank in range(trainings.PROCESSES):
-        (model(**trainings.share(rank)).loss / trainings.PROCESSES).backward()
+    for rank in range(PROCESSES):
+        (model(**share(rank)).loss / PROCESSES).backward()
     tolerance = 5e-2 if "16 bits" in training else 2e-5
     loss, largest, gradients = found[training]
-    torch.testing.assert_close(loss, total / trainings.PROCESSES, rtol=tolerance, atol=0)
-    assert largest < LOGITS / trainings.PROCESSES
+    torch.testing.assert_close(loss, total / PROCESSES, rtol=tolerance, atol=0)
+    assert largest < LOGITS / PROCESSES
     for name, wanted in model.named_parameters():
         error = (gradients[name] - wanted.grad).abs().max()
         assert error <= tolerance * wanted.grad.abs().max(), name
@@ -114,7 +228,7 @@ def group_of_one():
 
 def test_a_loss_outside_of_ddps_static_graph_raises_because_ddp_would_not_average_its_gradients(group_of_one):
     model = DistributedDataParallel(patch_model(make()), static_graph=True)
-    inputs = trainings.share(0)
+    inputs = share(0)
     model(**inputs).loss.backward()
     logits = model(**inputs).logits
     for use in (lambda: torch.nn.functional.cross_entropy(logits[0], inputs["labels"][0]), logits.materialize):

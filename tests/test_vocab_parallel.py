@@ -75,17 +75,10 @@ def two_ranks():
 
 INPUT, HEAD, TARGET = torch.ones(3, 2), torch.zeros(4, 2), torch.tensor([0, 7, 5])
 
+GROUP = "process_group must be None or a torch.distributed.ProcessGroup that contains this process"
 ERROR_INPUTS = {
-    "no group": (
-        {"process_group": "gloo"},
-        TypeError,
-        "process_group must be None or a torch.distributed.ProcessGroup that contains this process, but it is 'gloo'",
-    ),
-    "group of others": (
-        {"process_group": dist.GroupMember.NON_GROUP_MEMBER},
-        TypeError,
-        "process_group must be None or a torch.distributed.ProcessGroup that contains this process",
-    ),
+    "no group": ({"process_group": "gloo"}, TypeError, f"{GROUP}, but it is 'gloo'"),
+    "group of others": ({"process_group": dist.GroupMember.NON_GROUP_MEMBER}, TypeError, GROUP),
     "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, "vocab_sizes must be None if"),
     "no sequence": (
         {"vocab_sizes": 4},

@@ -2,7 +2,7 @@
 
 import math
 
-import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+import torch_aclnn_ops
 from torch_aclnn_ops import functional as F
 
 import pytest

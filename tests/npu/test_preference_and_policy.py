@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
 
 import pytest

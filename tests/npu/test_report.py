@@ -11,7 +11,7 @@ def _loss(name, dtype):
     getattr(functional, name)(input, input.detach()).backward()
 
 
-def _linear_cross_entropy(dtype, **options):
+def _head(dtype, **options):
     rows, head = (torch.rand(n, 256, dtype=dtype, device="npu", requires_grad=True) for n in (3, 128))
     functional.linear_cross_entropy(rows, head, torch.tensor([0, 1, 2], device="npu"), **options).backward()
 
@@ -29,30 +29,14 @@ def _step(**options):
     optim.FusedEmaAdam([weight], **options).step()
 
 
-TENSOR = torch.ones(2)
+TENSOR, BCE = torch.ones(2), "binary_cross_entropy"
 CALLS = {
     "mse_loss": (lambda: _loss("mse_loss", torch.float32), "mse_loss_backward", "cann"),
     "mse_loss in float64": (lambda: _loss("mse_loss", torch.float64), "mse_loss_backward", "fallback"),
-    "binary_cross_entropy": (
-        lambda: _loss("binary_cross_entropy", torch.float16),
-        "binary_cross_entropy_backward",
-        "cann",
-    ),
-    "linear_cross_entropy": (
-        lambda: _linear_cross_entropy(torch.bfloat16),
-        "fused_linear_cross_entropy_loss_grad",
-        "cann",
-    ),
-    "linear_cross_entropy in float32": (
-        lambda: _linear_cross_entropy(torch.float32),
-        "linear_cross_entropy",
-        "fallback",
-    ),
-    "linear_cross_entropy with a softcap": (
-        lambda: _linear_cross_entropy(torch.bfloat16, softcap=2.0),
-        "linear_cross_entropy",
-        "fallback",
-    ),
+    "binary_cross_entropy": (lambda: _loss(BCE, torch.float16), f"{BCE}_backward", "cann"),
+    "a head": (lambda: _head(torch.bfloat16), "fused_linear_cross_entropy_loss_grad", "cann"),
+    "a head in float32": (lambda: _head(torch.float32), "linear_cross_entropy", "fallback"),
+    "a head with a softcap": (lambda: _head(torch.bfloat16, softcap=2.0), "linear_cross_entropy", "fallback"),
     "a step": (_step, "apply_fused_ema_adam_", "cann"),
     "a raw operator": (lambda: ops.mse_loss_backward(*[TENSOR.npu()] * 3, 0), "mse_loss_backward", "cann"),
 }
