@@ -1,10 +1,10 @@
-"""The registry of drop-ins, and checks of arguments that several functions share.
+"""The registry of drop-ins, and checks of arguments that several functions share, also for CANN's operators.
 
 Each error names the function, the argument, its value and what is accepted.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from numbers import Integral, Real
 from types import ModuleType
@@ -164,6 +164,35 @@ def _is_real(tensor: Tensor) -> bool:
 def values_are_readable(tensor: Tensor) -> bool:
     """Return whether a check may read values: on an NPU only if checks are enabled, and never while tracing."""
     return (tensor.is_cpu or _extension.checks_values()) and _is_real(tensor)
+
+
+# What CANN's operators support.
+_MAX_RANK = 8
+_EVERYWHERE = (torch.float32, torch.float16)
+_WITHOUT_BFLOAT16 = ("Ascend910", "Ascend310P")
+
+
+def why_not_rank(names: Sequence[str], arguments: Iterable[object]) -> str | None:
+    """Return why CANN does not support the number of dimensions of these tensors, or ``None``."""
+    for i, tensor in enumerate(arguments):
+        if isinstance(tensor, Tensor) and tensor.dim() > _MAX_RANK:
+            return f"{names[i]} has {tensor.dim()} dimensions and CANN's operators support at most {_MAX_RANK}"
+    return None
+
+
+def why_not_dtype(soc: str, names: Sequence[str], *tensors: Tensor | None) -> str | None:
+    """Return why an operator for float32, float16 and bfloat16 does not support these dtypes, or ``None``."""
+    for i, tensor in enumerate(tensors):
+        if tensor is None or tensor.dtype in _EVERYWHERE:
+            continue
+        if tensor.dtype != torch.bfloat16 or soc in _WITHOUT_BFLOAT16:
+            return f"{names[i]} is {tensor.dtype}, which CANN's operator does not support on {soc}"
+    return None
+
+
+def why_not_chip(soc: str, chips: Collection[str]) -> str | None:
+    """Return why an operator of these chip families does not run on a chip, or ``None``."""
+    return None if soc in chips else f"CANN's operator is not supported on {soc}"
 
 
 def raise_for_missing_names(module: str, of_torch: ModuleType) -> Callable[[str], NoReturn]:

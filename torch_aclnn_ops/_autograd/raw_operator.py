@@ -9,8 +9,8 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, as_tuple, in_functorch_transform, raw_function
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
-from torch_aclnn_ops._checks import check_device, describe
-from torch_aclnn_ops._extension import EVERY_CHIP, Limits, why_not_chip, why_not_rank
+from torch_aclnn_ops._checks import check_device, describe, why_not_chip, why_not_rank
+from torch_aclnn_ops._extension import EVERY_CHIP
 from torch_aclnn_ops._tensors import without_autocast
 from torch_aclnn_ops._torch_compat.private import (
     AutoDispatchBelowAutograd,
@@ -24,6 +24,9 @@ import torch
 from torch import Tensor
 
 Kernel = Callable[..., Any]
+# Takes a chip family and all arguments of a schema; returns why CANN's operator does not support them, as explain()
+# shows it, or None.
+Limits = Callable[..., str | None]
 
 NAMESPACE = "torch_aclnn_ops"
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {

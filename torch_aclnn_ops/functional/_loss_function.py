@@ -7,8 +7,7 @@ from typing import Any
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._call_log import Implementation, log_call
-from torch_aclnn_ops._checks import Reduction
-from torch_aclnn_ops._extension import why_not_dtype, why_not_rank
+from torch_aclnn_ops._checks import Reduction, why_not_dtype, why_not_rank
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._tensors import HALF_DTYPES
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device

@@ -1,8 +1,7 @@
 """``binary_cross_entropy_backward``: the gradient of the binary cross entropy (aclnnBinaryCrossEntropyBackward)."""
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
-from torch_aclnn_ops._checks import check_expandable, check_floating_point, check_reduction
-from torch_aclnn_ops._extension import why_not_dtype
+from torch_aclnn_ops._checks import check_expandable, check_floating_point, check_reduction, why_not_dtype
 from torch_aclnn_ops._tensors import HALF_DTYPES, widen
 
 import torch

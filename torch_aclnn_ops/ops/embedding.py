@@ -3,8 +3,7 @@
 import math
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
-from torch_aclnn_ops._checks import check_dtype, check_floating_point, values_are_readable
-from torch_aclnn_ops._extension import why_not_dtype
+from torch_aclnn_ops._checks import check_dtype, check_floating_point, values_are_readable, why_not_dtype
 from torch_aclnn_ops._tensors import widen
 
 import torch

@@ -1,8 +1,7 @@
 """``mse_loss_backward``: the gradient of the squared error (aclnnMseLossBackward)."""
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
-from torch_aclnn_ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction
-from torch_aclnn_ops._extension import why_not_dtype
+from torch_aclnn_ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction, why_not_dtype
 from torch_aclnn_ops._tensors import HALF_DTYPES, widen
 
 import torch

@@ -8,8 +8,14 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE, RawOperator
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
-from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_in_place, check_shape, values_are_readable
-from torch_aclnn_ops._extension import why_not_dtype
+from torch_aclnn_ops._checks import (
+    check_dtype,
+    check_floating_point,
+    check_in_place,
+    check_shape,
+    values_are_readable,
+    why_not_dtype,
+)
 from torch_aclnn_ops._switch import why_disabled
 from torch_aclnn_ops._tensors import accumulation_dtype, local
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode
