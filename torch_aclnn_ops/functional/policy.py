@@ -107,7 +107,9 @@ def grpo_loss(
     _check_advantages(advantages, log_probs)
     _check_mask(mask)
     options = _Options(loss_type, epsilon, epsilon_high, delta, importance, sapo_temperatures, vespo_shape)
-    options.check(beta=beta, sampler_cap=sampler_cap)
+    options.check()
+    check_number("grpo_loss", "beta", beta, NON_NEGATIVE)
+    check_number("grpo_loss", "sampler_cap", sampler_cap, POSITIVE)
     check_bool("grpo_loss", "is_kl_corrected", is_kl_corrected)
     if beta != 0 and reference_log_probs is None:
         raise ValueError(f"grpo_loss: reference_log_probs must be given where beta is not 0, but beta is {beta}")
@@ -212,12 +214,10 @@ class _Options(NamedTuple):
     sapo_temperatures: tuple[float, float]
     vespo_shape: tuple[float, float, float, float]
 
-    def check(self, **numbers: float) -> None:
-        """Raise unless all options, and two more numbers, have an accepted value."""
+    def check(self) -> None:
+        """Raise unless all options have an accepted value."""
         check_choice("grpo_loss", "loss_type", self.loss_type, tuple(_FORMULAS))
         check_choice("grpo_loss", "importance", self.importance, ("token", "sequence"))
-        check_number("grpo_loss", "beta", numbers["beta"], NON_NEGATIVE)
-        check_number("grpo_loss", "sampler_cap", numbers["sampler_cap"], POSITIVE)
         for name in ("epsilon", "epsilon_high", "delta"):
             value = getattr(self, name)
             if value is not None or name == "epsilon":

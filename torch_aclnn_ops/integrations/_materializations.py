@@ -86,12 +86,12 @@ def warn_of_reason(model: nn.Module, record: Materializations, is_fused_by_trl: 
         )
     else:
         return
+    warn(model, record, reason)
+
+
+def warn(model: nn.Module, record: Materializations, reason: str) -> None:
+    """Warn that a model's loss saves no memory; callers do so once."""
     record.is_told = True
-    warn(model, reason)
-
-
-def warn(model: nn.Module, reason: str) -> None:
-    """Warn that a model's loss saves no memory."""
     warnings.warn(
         f"patch_model: the loss of this {type(model).__name__} is not computed by linear_cross_entropy and saves no"
         f" memory: {reason}",

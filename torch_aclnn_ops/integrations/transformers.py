@@ -229,9 +229,9 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     if not record.is_told and model.training:
         linears = _linears(model)
         if not all(_lazy_heads.is_patched(linear, record) for linear in linears) or not linears:
-            record.is_told = True
             warn(
                 model,
+                record,
                 "its head was replaced or got adapters after patch_model, as resize_token_embeddings and"
                 " get_peft_model do; call patch_model again",
             )
@@ -263,8 +263,7 @@ def _returned(model: nn.Module, record: Materializations, kwargs: dict[str, Any]
         if has_loss:
             warn_of_reason(model, record, bool(kwargs.get("fused_lm_head")))
         elif record.heads and not is_lazy:
-            record.is_told = True
-            warn(model, IN_WRAPPER if is_searched else NO_LABELS)
+            warn(model, record, IN_WRAPPER if is_searched else NO_LABELS)
     return output if is_lazy and not has_loss else _real(output)
 
 
