@@ -29,19 +29,10 @@ _CACHE_LINE = 64  # bytes per iteration of PyTorch's vectorized CPU kernels; a r
 
 
 class Run(NamedTuple):
-    """Adjacent parameters of a buffer with the same step count, which are updated together as one long tensor.
-
-    The tensors are those of ``TensorLists``, in the same order.
-    """
+    """Adjacent parameters of a buffer with the same step count, which are updated together as one long tensor."""
 
     members: slice
-    masters: Tensor
-    grads: Tensor
-    exp_avgs: Tensor
-    exp_avg_sqs: Tensor
-    ema_params: Tensor
-    steps: Tensor
-    weights: Tensor
+    tensors: TensorLists  # with one tensor in each list
 
 
 class FlatBuffer:
@@ -202,7 +193,8 @@ class FlatBuffer:
         weights, grads = self.weights[part], self.grads[part]
         states = {name: buffer[part] for name, buffer in self.states.items()}
         masters, moments = states.get("master_params", weights), (states["exp_avg"], states["exp_avg_sq"])
-        return Run(members, masters, grads, *moments, states["ema_params"], self.steps[members], weights)
+        tensors = (masters, grads, *moments, states["ema_params"], self.steps[members], weights)
+        return Run(members, TensorLists(*([one] for one in tensors)))
 
     def _take_grads(self, run: Run) -> None:
         """Copy the gradients of a run into the buffer, and replace them by its views."""
@@ -225,7 +217,7 @@ class FlatBuffer:
                 parts.append(grad.new_zeros(begin - end))
             parts.append(grad.as_strided((grad.numel(),), (1,)))
             end = begin + grad.numel()
-        torch.cat(parts, out=run.grads)
+        torch.cat(parts, out=run.tensors.grads[0])
 
     def without_grad(self) -> TensorLists:
         """Return the parameters without a gradient that have a state."""
@@ -249,8 +241,8 @@ class FlatBuffer:
 def _lists_of(runs: list[Run]) -> TensorLists:
     tensors = empty_lists()
     for run in runs:
-        for listed, tensor in zip(tensors, run[1:], strict=True):
-            listed.append(tensor)
+        for listed, one in zip(tensors, run.tensors, strict=True):
+            listed += one
     return tensors
 
 
