@@ -1,8 +1,7 @@
 """Apply an ``autograd.Function`` in eager mode, inside ``torch.func`` transforms and under ``torch.compile``."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
@@ -14,8 +13,7 @@ import torch
 from torch.autograd import Function
 
 
-@dataclass(frozen=True)
-class NativeFunction:
+class NativeFunction(NamedTuple):
     """A C++ autograd function of an extension, for ordinary eager calls.
 
     Attributes:
@@ -27,15 +25,6 @@ class NativeFunction:
     name: str
     why_not_dtype: Callable[[torch.dtype], str | None]
     cpu_dtypes: Sequence[torch.dtype] = DTYPES
-
-    def make_entry(self, device: str, fallback: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return the entry point for a device type, which calls ``fallback`` for unsupported arguments, or ``None``."""
-        if device == "cpu":
-            return _cpu_extension.function(self.name, fallback, self.cpu_dtypes)
-        if device != "npu" or self.name not in _extension.functions:
-            return None
-        supported = [dtype for dtype in DTYPES if self.why_not_dtype(dtype) is None]
-        return _extension.functions[self.name](fallback, supported)
 
 
 class EagerOrCompiled:
@@ -84,8 +73,13 @@ class EagerOrCompiled:
         return entry(*args)
 
     def _make_entry(self, native: NativeFunction, device: torch.device) -> Callable[..., Any]:
-        entry = native.make_entry(device.type, self._apply)
-        if entry is None:  # not cached: torch_npu may be imported later
+        """Return the native function's entry point for a device, which calls ``_apply`` for unsupported arguments."""
+        if device.type == "cpu":
+            entry = _cpu_extension.function(native.name, self._apply, native.cpu_dtypes)
+        elif device.type == "npu" and native.name in _extension.functions:
+            supported = [dtype for dtype in DTYPES if native.why_not_dtype(dtype) is None]
+            entry = _extension.functions[native.name](self._apply, supported)
+        else:  # not cached: torch_npu may be imported later
             return self._apply
         self._entries[device] = entry
         return entry
