@@ -22,20 +22,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests._optimizer_reference import (
-    EMA_DECAY,
-    HALF,
-    OPTIONS,
-    STEPS,
-    Model,
-    batch_of,
-    is_skipped,
-    loss_of,
-    lr_at,
-    make_model,
-    names_without_gradient,
-    output_of,
-)
+from tests import _optimizer_reference as reference
 
 TP_SIZE = 2
 PLAN = {
@@ -71,7 +58,7 @@ class Training:
         self.way, self.feature, self.device = way, feature, device
         self.is_sharded = way.startswith("FSDP2")
         self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
-        self.model = make_model(feature, device, seed)
+        self.model = reference.make_model(feature, device, seed)
         self.wrapped: nn.Module = self.model
         self.optimizer: Any = None
         if way == "FSDP2 and TP":
@@ -100,9 +87,10 @@ class Training:
         fully_shard(self.model, **options)
 
     def _make_optimizer(self) -> Any:
-        options = {**OPTIONS, "ema_decay": EMA_DECAY, "ema_warmup": "ratio", "flatten": self.feature == "flatten"}
+        options = {**reference.OPTIONS, "ema_decay": reference.EMA_DECAY, "ema_warmup": "ratio"}
+        options["flatten"] = self.feature == "flatten"
         if self.feature == "tensor lr":
-            options["lr"] = torch.tensor(OPTIONS["lr"], device=self.device)
+            options["lr"] = torch.tensor(reference.OPTIONS["lr"], device=self.device)
         if self.way == "ZeRO":
             return ZeroRedundancyOptimizer(self.model.parameters(), FusedEmaAdam, **options)
         return FusedEmaAdam(self.model.parameters(), **options)
@@ -134,15 +122,15 @@ class Training:
         """Train on this process's share of each batch."""
         for step in steps:
             self.optimizer.zero_grad()
-            shares = [part.chunk(self.dp_size)[self.dp_rank] for part in batch_of(step, self.device)]
-            self.scaler.scale(loss_of(self.wrapped, *shares)).backward()
-            if is_skipped(self.feature, step) and (dist.get_rank() == 0 or not self.is_sharded):
+            shares = [part.chunk(self.dp_size)[self.dp_rank] for part in reference.batch_of(step, self.device)]
+            self.scaler.scale(reference.loss_of(self.wrapped, *shares)).backward()
+            if reference.is_skipped(self.feature, step) and (dist.get_rank() == 0 or not self.is_sharded):
                 shard(self.model.a.weight.grad).view(-1)[0] = float("inf")
-            for name in names_without_gradient(self.feature, step):
+            for name in reference.names_without_gradient(self.feature, step):
                 self.model.get_parameter(name).grad = None
             for group in self.optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(lr_at(self.feature, step))
+                    group["lr"].fill_(reference.lr_at(self.feature, step))
             with self.moves_nothing_if_it_raises():
                 self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -153,7 +141,7 @@ class Training:
             swap = unwrap(self.optimizer).swap_ema_params()
             swap.__enter__()
         try:
-            return output_of(self.wrapped, self.device)
+            return reference.output_of(self.wrapped, self.device)
         finally:
             swap.__exit__(None, None, None)
 
@@ -209,26 +197,26 @@ class Training:
 def train(make: Callable[..., Training], path: str) -> Any:
     """Train without a break."""
     training = make()
-    training.train(range(STEPS))
+    training.train(range(reference.STEPS))
     return training.found()
 
 
 def evaluate_averages(make: Callable[..., Training], path: str) -> Any:
     """Evaluate the averages and train on; at the end evaluate them between two evaluations of the weights."""
     training = make()
-    training.train(range(HALF))
+    training.train(range(reference.HALF))
     outputs = {"averages midway": training.averaged_output()}
-    training.train(range(HALF, STEPS))
-    outputs["weights"] = output_of(training.wrapped, training.device)
+    training.train(range(reference.HALF, reference.STEPS))
+    outputs["weights"] = reference.output_of(training.wrapped, training.device)
     outputs["averages"] = training.averaged_output()
-    outputs["weights again"] = output_of(training.wrapped, training.device)
+    outputs["weights again"] = reference.output_of(training.wrapped, training.device)
     return {**training.found(), "outputs": outputs}
 
 
 def save(make: Callable[..., Training], path: str) -> None:
     """Train half of the steps and write a checkpoint."""
     training = make()
-    training.train(range(HALF))
+    training.train(range(reference.HALF))
     training.save(path)
 
 
@@ -236,7 +224,7 @@ def resume(make: Callable[..., Training], path: str) -> Any:
     """Go on from the checkpoint in another model."""
     training = make(seed=1)
     training.load(path)
-    training.train(range(HALF, STEPS))
+    training.train(range(reference.HALF, reference.STEPS))
     return training.found()
 
 
@@ -249,14 +237,14 @@ def save_and_resume(make: Callable[..., Training], path: str) -> Any:
 def averages_file(make: Callable[..., Training], path: str) -> Any:
     """Return what is in the file, which a model that is not distributed loads."""
     training = make()
-    training.train(range(STEPS))
+    training.train(range(reference.STEPS))
     with training.moves_nothing_if_it_raises():
         unwrap(training.optimizer).save_ema_model(training.model, path)
     dist.barrier()
     if dist.get_rank() != 0:
         return None
     contents = torch.load(path, map_location="cpu", weights_only=True)
-    Model().load_state_dict(contents)
+    reference.Model().load_state_dict(contents)
     return contents
 
 

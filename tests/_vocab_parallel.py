@@ -17,6 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 ROWS, FEATURES, CLASSES = 11, 6, 24
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OUTPUTS = ("log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens")
 SPLITS = ("even", "uneven", "one class")
 
 
@@ -96,35 +97,31 @@ def soft(vocabulary):
     return logits.softmax(1).bfloat16().to(vocabulary.dtype).to(vocabulary.device)
 
 
+def class_weights(vocabulary):
+    return vocabulary.draw(CLASSES, seed=5).abs()
+
+
+def token_weights(vocabulary):
+    return vocabulary.draw(ROWS, seed=6).abs()
+
+
 # Options of the function; the values that are functions make the option of the vocabulary.
 OPTIONS = {
     "plain": {},
     "ignore_index": {"ignore_index": 0, "target": lambda vocabulary: vocabulary.arguments()[-1].clamp(min=0)},
     "sum": {"reduction": "sum"},
     "none": {"reduction": "none"},
-    "class weights": {"weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs()},
+    "class weights": {"weight": class_weights},
     "label smoothing": {"label_smoothing": 0.1},
-    "label smoothing and class weights": {
-        "label_smoothing": 0.1,
-        "weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs(),
-    },
+    "label smoothing and class weights": {"label_smoothing": 0.1, "weight": class_weights},
     "softcap": {"softcap": 2.0},
     "z-loss": {"lse_square_scale": 0.25},
     "temperature": {"temperature": 0.5},
-    "token weights": {"token_weight": lambda vocabulary: vocabulary.draw(ROWS, seed=6).abs()},
+    "token weights": {"token_weight": token_weights},
     "probabilities": {"target": soft},
-    "probabilities and class weights": {
-        "target": soft,
-        "label_smoothing": 0.2,
-        "weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs(),
-    },
-    "outputs": {"outputs": ("log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens")},
-    "outputs of none": {
-        "outputs": ("log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens"),
-        "reduction": "none",
-        "temperature": 2.0,
-        "lse_square_scale": 0.1,
-    },
+    "probabilities and class weights": {"target": soft, "label_smoothing": 0.2, "weight": class_weights},
+    "outputs": {"outputs": OUTPUTS},
+    "outputs of none": {"outputs": OUTPUTS, "reduction": "none", "temperature": 2.0, "lse_square_scale": 0.1},
     "shift": {"shift": 1, "outputs": ("logsumexp", "log_probabilities"), "reduction": "none"},
     "chunks": {"chunk_size": 4, "label_smoothing": 0.1},
     "nothing counts": {
@@ -134,12 +131,8 @@ OPTIONS = {
     },
     "everything": {
         "outputs": ("log_probabilities", "entropy", "z_loss", "predicted_tokens"),
-        "weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs(),
-        "token_weight": lambda vocabulary: vocabulary.draw(ROWS, seed=6).abs(),
-        "label_smoothing": 0.1,
-        "softcap": 3.0,
-        "lse_square_scale": 0.25,
-        "temperature": 0.7,
+        **{"weight": class_weights, "token_weight": token_weights, "label_smoothing": 0.1},
+        **{"softcap": 3.0, "lse_square_scale": 0.25, "temperature": 0.7},
     },
 }
 
@@ -173,13 +166,11 @@ def without_bias(vocabulary):
 
 def float32_weights(vocabulary):
     """Float32 weights of classes and rows, with 16-bit rows."""
-    weights = torch.linspace(0.1, 1, CLASSES).to(vocabulary.device), torch.linspace(1, 2, ROWS).to(vocabulary.device)
+    weights = {"weight": torch.linspace(0.1, 1, CLASSES), "token_weight": torch.linspace(1, 2, ROWS)}
     input, weight, bias, target = vocabulary.arguments()
     dtype = torch.promote_types(torch.float32, vocabulary.dtype)
-    class_weight, token_weight = (one.to("cpu").to(dtype).to(vocabulary.device) for one in weights)
-    results, total = vocabulary.loss(
-        input, weight, bias, target, weight=class_weight, token_weight=token_weight, label_smoothing=0.1
-    )
+    weights = {name: one.to(dtype).to(vocabulary.device) for name, one in weights.items()}
+    results, total = vocabulary.loss(input, weight, bias, target, **weights, label_smoothing=0.1)
     found = torch.autograd.grad(total, (input, weight))
     return {"copy.loss": results[0], **named(found)}
 
@@ -207,15 +198,10 @@ def frozen_head(vocabulary):
 def gradients_of_target_and_weights(vocabulary):
     """Probabilities, class weights and token weights are differentiable."""
     input, weight, bias, _ = vocabulary.arguments()
-    others = (
-        soft(vocabulary).requires_grad_(),
-        vocabulary.draw(CLASSES, seed=5).abs().requires_grad_(),
-        vocabulary.draw(ROWS, seed=6).abs().requires_grad_(),
-    )
-    target, class_weight, token_weight = others
-    _, total = vocabulary.loss(
-        input, weight, bias, target, weight=class_weight, token_weight=token_weight, label_smoothing=0.1
-    )
+    others = [make(vocabulary).requires_grad_() for make in (soft, class_weights, token_weights)]
+    target, *weights = others
+    options = dict(zip(("weight", "token_weight"), weights, strict=True))
+    _, total = vocabulary.loss(input, weight, bias, target, **options, label_smoothing=0.1)
     found = torch.autograd.grad(total, others)
     return dict(zip(("copy.target", "copy.class_weight", "copy.token_weight"), found, strict=True))
 

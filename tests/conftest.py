@@ -29,10 +29,8 @@ torch.set_num_threads(1)
 
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=100, derandomize=True)
 # For tests/fuzz.py: other examples each time, and those that failed again.
-_found = hypothesis.database.DirectoryBasedExampleDatabase(".fuzz/hypothesis")
-hypothesis.settings.register_profile(
-    "fuzz", deadline=None, max_examples=200, derandomize=False, print_blob=True, database=_found
-)
+_found = {"database": hypothesis.database.DirectoryBasedExampleDatabase(".fuzz/hypothesis"), "print_blob": True}
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=200, derandomize=False, **_found)
 hypothesis.settings.load_profile("tests")
 
 

@@ -1,6 +1,9 @@
-"""Arguments of a wrong type of losses on a head and raw operators: the error names the argument and what it accepts."""
+"""Wrong arguments of losses on a head and raw operators: the error names the argument and what it accepts."""
+
+import math
 
 import torch_aclnn_ops
+from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops import ops
 
@@ -96,3 +99,73 @@ def test_a_name_that_only_torch_has_is_an_error_that_says_where(module, name, hi
     with pytest.raises(AttributeError) as caught:
         getattr(getattr(torch_aclnn_ops, module), name)
     assert str(caught.value) == f"module 'torch_aclnn_ops.{module}' has no attribute {name!r}{hint}"
+
+
+X, W, T, H = torch.ones(3, 2), torch.ones(4, 2), torch.ones(3, 5), torch.ones(4, 5)
+ZEROS, TOP = torch.zeros(3, dtype=torch.int64), (torch.tensor([[0, 1]] * 3), torch.full((3, 2), -1.0))
+
+
+def _taught(**changes):
+    return {"input": X, "linear_weight": W, "teacher_input": T, "teacher_weight": H, **changes}
+
+
+def _top(indices, values=TOP[1]):
+    return {"input": X, "linear_weight": W, "teacher_top_k": (indices, values)}
+
+
+REFUSALS = [
+    (_taught(divergence="kl"), ValueError, "divergence must be one of 'forward_kl', .*'kl'"),
+    (_taught(reduction="batchmean"), ValueError, "reduction must be one of 'none', 'mean', 'sum'"),
+    (_taught(beta=-0.1), ValueError, "beta must be at least 0 and at most 1, but it is -0.1"),
+    (_taught(beta=math.nan), ValueError, "beta must be at least 0 and at most 1, but it is nan"),
+    (_taught(beta="x"), TypeError, "beta must be a number, but it is 'x'"),
+    (_taught(beta=0.0), ValueError, "beta must be 0.5, the default, with divergence='forward_kl', but it is 0.0"),
+    (_taught(vocab_size=5), ValueError, "vocab_size must be at most the 4 classes of every head, but it is 5"),
+    (_taught(vocab_size=0), ValueError, "vocab_size must be at least 1, but it is 0"),
+    (_taught(vocab_size=2.0), TypeError, "vocab_size must be an int, but it is 2.0"),
+    (_taught(vocab_size=3, process_group=0), ValueError, "vocab_size must be None with process_group, but it is 3"),
+    (_taught(ignore_index=0), ValueError, "ignore_index must be -100, .*is 0"),
+    (_taught(temperature=0), ValueError, "temperature must be positive and finite"),
+    (_taught(chunk_size=0), ValueError, "chunk_size must be at least 1"),
+    (_taught(chunk_size=1, max_memory=9), ValueError, "chunk_size and max_memory must not both be"),
+    ({"input": X, "linear_weight": W}, TypeError, "one of teacher_input and .* must be given, but none are"),
+    (_taught(teacher_probs=X), TypeError, "one of teacher_input .* must be given, but 2 are"),
+    (_taught(teacher_weight=None), TypeError, "teacher_weight must be a plain tensor, but it is None"),
+    (_taught(input=[1.0]), TypeError, "input must be a plain tensor, but it is of type list"),
+    (_taught(linear_weight=W.long()), TypeError, "linear_weight must have a floating-point dtype"),
+    (_taught(input=X.to_sparse()), TypeError, "input must have a floating-point dtype and be strided"),
+    (_taught(linear_weight=W.double()), TypeError, "linear_weight must have dtype torch.float32, as"),
+    (_taught(teacher_weight=H.double()), TypeError, "teacher_weight must have dtype"),
+    (_taught(linear_weight=H), ValueError, r"linear_weight must have shape \(V, 2\)"),
+    (_taught(linear_bias=torch.ones(3)), ValueError, r"linear_bias must have shape \[4\]"),
+    (_taught(linear_weight=W[:0]), ValueError, "linear_weight must have at least one class"),
+    (_taught(teacher_input=T[:2]), ValueError, r"teacher_input must have the shape of input, \[3\], before its feat"),
+    (_taught(teacher_weight=H[:3]), ValueError, "teacher_weight must have 4 classes, .* it has 3"),
+    (_taught(teacher_bias=torch.ones(3)), ValueError, r"teacher_bias must have shape \[4\]"),
+    ({"input": X, "linear_weight": W, "teacher_probs": X}, ValueError, r"teacher_probs must have shape \[3, 4\]"),
+    ({"input": X, "linear_weight": W, "teacher_top_k": X}, TypeError, "teacher_top_k must be a pair of tensors"),
+    (_top(X), TypeError, r"teacher_top_k\[0\] must have dtype"),
+    (_top(TOP[0], X[:, :1]), ValueError, r"teacher_top_k\[1\] must"),
+    (_top(TOP[0] + 3), IndexError, r"teacher_top_k\[0\] must have classes from 0 to 3, but it has the row \[3, 4\]"),
+    (_top(TOP[0] * 0), ValueError, r"teacher_top_k\[0\] must have each class of a row once, but it has .*\[0, 0\]"),
+    (_taught(target=torch.ones(3)), ValueError, "target must have dtype torch.int64 or torch.uint8"),
+    (_taught(target=ZEROS[:2]), ValueError, r"target must have shape \[3\]"),
+    (_taught(ignore_index=None), TypeError, "ignore_index must be an int, but it is None"),
+    (_taught(shift=True), ValueError, "shift must be 0 without target, but it is True"),
+    (_taught(shift=4, target=ZEROS), ValueError, "shift must be at least 0"),
+    (_taught(hard_weight=0.7), ValueError, "hard_weight must be 0 without target, but it is 0.7"),
+    (_taught(target=ZEROS, hard_weight=-1.0), ValueError, "hard_weight must be at least 0 and finite, but it is -1"),
+    (_taught(target=ZEROS, hard_weight=True), TypeError, "hard_weight must be a number, but it is True"),
+    (_taught(token_weight=torch.ones(2)), ValueError, "token_weight must have the shape of class"),
+    (_taught(zero_if_all_ignored=0), TypeError, "zero_if_all_ignored must be a bool, but"),
+    (_taught(vocab_sizes=(4,)), ValueError, "vocab_sizes must be None if process_group is None"),
+    (_taught(process_group="gloo"), TypeError, "process_group must be None or a torch.distributed"),
+    (_taught(teacher_input=T.clone().requires_grad_()), RuntimeError, "teacher_input must not require grad, because a"),
+    (_taught(teacher_weight=H.clone().requires_grad_()), RuntimeError, r".*pass teacher_weight.detach\(\)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
+def test_what_is_wrong_is_refused_with_a_sentence(arguments, error, message):
+    with pytest.raises(error, match=f"^linear_kl_div: {message}"):
+        F.linear_kl_div(**arguments)

@@ -87,16 +87,12 @@ def test_the_doctor_reports_relevant_settings_and_libraries(monkeypatch):
 
 def test_the_doctor_reports_the_cpu_kernels_and_how_to_install_them(monkeypatch):
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
-    assert doctor.findings()[-1] == doctor.Finding(
-        "CPU kernels",
-        "not loaded: it was not built",
-        "for speed: install torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too",
-    )
+    cure = "for speed: install torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
+    assert doctor.findings()[-1] == doctor.Finding("CPU kernels", "not loaded: it was not built", cure)
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
     monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no bfloat16 instructions")
-    assert doctor.findings()[-1] == doctor.Finding(
-        "CPU kernels", "bfloat16 products in float32, because the CPU has no bfloat16 instructions"
-    )
+    reason = "bfloat16 products in float32, because the CPU has no bfloat16 instructions"
+    assert doctor.findings()[-1] == doctor.Finding("CPU kernels", reason)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

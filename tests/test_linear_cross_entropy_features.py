@@ -19,7 +19,18 @@ from tests.test_linear_cross_entropy import calls
 N, H, C = 5, 2, 6
 
 
-def _naive(
+def _naive(input, head, target, *, shift=0, token_weight=None, **options):
+    """Return what ours does, of all logits; a shift leaves out the last rows and the first labels."""
+    if not shift:
+        return _of_rows(input, head, target, token_weight=token_weight, **options)
+    factors = None if token_weight is None else token_weight[..., shift:]
+    result = _of_rows(input[..., :-shift, :], head, target[..., shift:], token_weight=factors, **options)
+    results = [result] if isinstance(result, torch.Tensor) else result
+    results = [each if each is None or each.dim() == 0 else functional.pad(each, (shift, 0)) for each in results]
+    return LinearCrossEntropyOutput(*results) if "outputs" in options else results[0]
+
+
+def _of_rows(
     input,
     head,
     target,
@@ -33,18 +44,7 @@ def _naive(
     temperature=1.0,
     token_weight=None,
     outputs=(),
-    shift=0,
 ):
-    """Compute all logits, and from them what ours computes without."""
-    if shift:
-        options = {"linear_bias": linear_bias, "weight": weight, "reduction": reduction, "outputs": outputs}
-        options |= {"label_smoothing": label_smoothing, "softcap": softcap, "lse_square_scale": lse_square_scale}
-        factors = None if token_weight is None else token_weight[..., shift:]
-        rows = input[..., :-shift, :], head, target[..., shift:]
-        result = _naive(*rows, **options, temperature=temperature, token_weight=factors)
-        results = [result] if isinstance(result, torch.Tensor) else result
-        results = [each if each is None or each.dim() == 0 else functional.pad(each, (shift, 0)) for each in results]
-        return LinearCrossEntropyOutput(*results) if outputs else results[0]
     logits = functional.linear(input, head, linear_bias)
     logits = logits.float() if logits.dtype.itemsize == 2 else logits
     if softcap is not None:

@@ -77,11 +77,14 @@ def part_of_the_inputs_gradient(device):
     return [loss, of_input, *of_head]
 
 
+def half(number):
+    """Return the classes, or rows, of this process."""
+    return slice(0, 5) if dist.get_rank() == 0 else slice(5, number)
+
+
 def second_backward(device):
     """A graph differentiated twice, and again."""
-    input, weight, _ = student()
-    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
-    rows, head, _ = head_of_teacher()
+    (input, weight, _), (rows, head, _), here = student(), head_of_teacher(), half(CLASSES)
     weight = weight.detach()[here].requires_grad_()
     loss = F.linear_kl_div(input, weight, rows, head[here], process_group=dist.group.WORLD)
     first = torch.autograd.grad(loss, (input, weight), retain_graph=True)
@@ -95,8 +98,7 @@ def different(device, **of_first):
     arguments = {"divergence": "forward_kl", "temperature": 1.0, "chunk_size": 4, "reduction": "mean", "rows": ROWS}
     arguments |= {"seed": 0, "target": TARGET, "token_weight": None} | (of_first if dist.get_rank() == 0 else {})
     number, seed = arguments.pop("rows"), arguments.pop("seed")
-    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
-    input = draw(number, 6, seed=seed).requires_grad_()
+    input, here = draw(number, 6, seed=seed).requires_grad_(), half(CLASSES)
     rows, head, _ = head_of_teacher()
     arguments["target"] = arguments["target"][:number]
     group = dist.group.WORLD
@@ -112,9 +114,7 @@ def whole_head(device):
 
 def compiled(device):
     """Compiled code that contains the call, and the same in eager mode."""
-    input, weight, _ = student()
-    rows, head, _ = head_of_teacher()
-    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
+    (input, weight, _), (rows, head, _), here = student(), head_of_teacher(), half(CLASSES)
     options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, CLASSES - 5)}
 
     def function(input):
@@ -165,8 +165,7 @@ class Student(torch.nn.Module):
 
 
 def _rows_of_this_process():
-    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, ROWS)
-    rows, head, _ = head_of_teacher()
+    (rows, head, _), here = head_of_teacher(), half(ROWS)
     return {"hidden": student()[0].detach()[here], "teacher_hidden": rows[here], "teacher_head": head}
 
 
@@ -244,8 +243,8 @@ def test_the_results_of_one_process(found, name):
 
 def test_the_parts_of_the_inputs_gradient_make_it(found):
     loss, of_input, *_ = gradients("forward_kl", "head", {})
-    for of_rank in found:
-        torch.testing.assert_close(of_rank["part_of_the_inputs_gradient"][:2], [loss, of_input])
+    parts = [of_rank["part_of_the_inputs_gradient"][:2] for of_rank in found]
+    torch.testing.assert_close(parts, [[loss, of_input]] * 2)
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -255,9 +254,15 @@ def test_calls_that_differ_are_refused_on_every_rank(found, name):
         assert of_rank[f"different {name}"].startswith(sentence)
 
 
-def test_the_whole_head_on_every_rank_is_refused(found):
-    sentence = "ValueError: linear_kl_div: linear_weight must be this rank's shard of the head, but it is the same on"
-    assert all(of_rank["whole_head"].startswith(sentence) for of_rank in found)
+HEADS = {
+    "whole_head": "linear_weight must be this rank's shard of the head, but it is the same on",
+    "local_shard_of_a_teacher": "teacher_weight must have all classes, but it is the to_local() of a DTensor",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_whole_head_on_every_rank_and_a_local_shard_without_a_group_are_refused(found, name):
+    assert all(of_rank[name].startswith(f"ValueError: linear_kl_div: {HEADS[name]}") for of_rank in found)
 
 
 def test_a_retained_graph_gives_its_gradients_again_and_no_second_derivatives(found):
@@ -270,11 +275,6 @@ def test_compiled_code_breaks_its_graph_at_the_call(found):
         torch.testing.assert_close(*of_rank["compiled"])
 
 
-def test_the_local_shard_of_a_head_is_refused_without_a_group(found):
-    sentence = "ValueError: linear_kl_div: teacher_weight must have all classes, but it is the to_local() of a DTensor"
-    assert all(of_rank["local_shard_of_a_teacher"].startswith(sentence) for of_rank in found)
-
-
 def test_a_dtensor_is_refused_with_a_remedy(found):
     for of_rank in found:
         assert "linear_weight must be a plain tensor, but it is a DTensor" in of_rank["dtensor"]
@@ -285,8 +285,7 @@ def test_a_dtensor_is_refused_with_a_remedy(found):
 def test_the_local_tensor_of_a_dtensor_is_accepted_with_a_group(found):
     (input, weight, _), (rows, head, _) = student(), head_of_teacher()
     expected = F.linear_kl_div(input, weight, rows, head).detach()
-    for of_rank in found:
-        torch.testing.assert_close(of_rank["shard_with_a_group"], expected)
+    torch.testing.assert_close([of_rank["shard_with_a_group"] for of_rank in found], [expected] * 2)
 
 
 @pytest.mark.parametrize("name", ["in_the_forward_pass", "lines_of_the_guide"])
@@ -294,11 +293,9 @@ def test_a_head_that_fsdp2_shards_has_torchs_loss_and_gradient_of_all_rows(found
     (input, weight, _), (rows, head, _) = student(), head_of_teacher()
     log_probs = [torch.nn.functional.linear(*one).log_softmax(-1) for one in ((input, weight), (rows, head))]
     expected = torch.nn.functional.kl_div(*log_probs, reduction="batchmean", log_target=True)
-    losses = [of_rank[name][0] for of_rank in found]
+    losses, gradients = zip(*(of_rank[name] for of_rank in found), strict=True)
     torch.testing.assert_close(sum(losses) / len(losses), expected.detach())
-    [gradient] = torch.autograd.grad(expected, weight)
-    for of_rank in found:
-        torch.testing.assert_close(of_rank[name][1], gradient)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, weight) * 2)
 
 
 @pytest.mark.parametrize("backend", ["hccl", "gloo"])

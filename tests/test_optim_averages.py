@@ -127,32 +127,21 @@ def test_averages_of_a_model_that_is_not_optimized_are_refused_and_no_file_is_wr
     assert not list(tmp_path.iterdir())
 
 
+MODEL = torch.nn.Linear(4, 4)
+NO_MODEL = "model must be a torch.nn.Module, but it is"
 WRONG = {
-    "swapped": (
-        lambda optimizer, model: optimizer.save_ema_model("a.pt", model),
-        "model must be a torch.nn.Module, but it is 'a.pt'",
-    ),
-    "a number as path": (
-        lambda optimizer, model: optimizer.save_ema_model(model, 5),
-        "path must be a str or an os.PathLike, but it is 5",
-    ),
-    "parameters": (
-        lambda optimizer, model: optimizer.ema_state_dict(model.parameters()),
-        "model must be a torch.nn.Module, but it is of type generator",
-    ),
-    "parameters to swap": (
-        lambda optimizer, model: optimizer.swap_ema_params(model.parameters()),
-        "model must be a torch.nn.Module, but it is of type generator",
-    ),
+    "swapped": ("save_ema_model", ("a.pt", MODEL), f"{NO_MODEL} 'a.pt'"),
+    "a number as path": ("save_ema_model", (MODEL, 5), "path must be a str or an os.PathLike, but it is 5"),
+    "parameters": ("ema_state_dict", (MODEL.parameters(),), f"{NO_MODEL} of type generator"),
+    "parameters to swap": ("swap_ema_params", (MODEL.parameters(),), f"{NO_MODEL} of type generator"),
 }
 
 
-@pytest.mark.parametrize("call, message", WRONG.values(), ids=WRONG)
-def test_wrong_arguments_raise_with_the_name_of_the_method(call, message):
-    model = torch.nn.Linear(4, 4)
-    optimizer = FusedEmaAdam(model.parameters())
+@pytest.mark.parametrize("method, arguments, message", WRONG.values(), ids=WRONG)
+def test_wrong_arguments_raise_with_the_name_of_the_method(method, arguments, message):
+    optimizer = FusedEmaAdam(MODEL.parameters())
     with pytest.raises(TypeError, match=rf"^\w+\.\w+(\(\)|:) {message}"):
-        call(optimizer, model)
+        getattr(optimizer, method)(*arguments)
     optimizer.swap_ema_params()  # no call is left running
 
 

@@ -53,6 +53,13 @@ def train_network(model, optimizer, steps):
     return losses
 
 
+def trained_network(dtype=torch.float64, steps=3, **options):
+    model = network(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **{**SETTINGS, **options})
+    train_network(model, optimizer, range(steps))
+    return model, optimizer
+
+
 @each_flatten
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
 @each_optimizer
@@ -80,10 +87,8 @@ def test_a_checkpoint_of_torch_resumes_with_averages_that_start_from_the_weights
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @each_optimizer
 def test_its_checkpoint_resumes_with_torch(name, options, flatten):
-    mine = network()
-    settings = {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": name == "AdamW"}
-    my_optimizer = FusedEmaAdam(mine.parameters(), **settings, flatten=flatten)
-    train_network(mine, my_optimizer, range(5))
+    settings = {"weight_decay": 0.1, "decoupled_weight_decay": name == "AdamW"}
+    mine, my_optimizer = trained_network(steps=5, **settings, flatten=flatten)
     theirs = copy.deepcopy(mine)
     optimizer = OPTIMIZERS[name](theirs.parameters(), **options)
     state = copy.deepcopy(my_optimizer.state_dict())
@@ -100,9 +105,7 @@ def test_its_checkpoint_resumes_with_torch(name, options, flatten):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @each_optimizer
 def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype, is_distributed, flatten):
-    model = network(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
-    train_network(model, optimizer, range(3))
+    model, optimizer = trained_network(dtype, flatten=flatten)
     theirs = OPTIMIZERS[name](model.parameters())
     theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train_network(model, theirs, range(3, 6))
@@ -120,9 +123,7 @@ def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype
 
 
 def test_averages_of_version_0_2_that_kept_the_options_of_torch_are_loaded():
-    model = network()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    train_network(model, optimizer, range(3))
+    model, optimizer = trained_network()
     torchs = torch.optim.AdamW(model.parameters()).state_dict()["param_groups"][0]
     contents = optimizer.state_dict()
     resumed = FusedEmaAdam(model.parameters())
@@ -216,9 +217,7 @@ def test_what_mindspeed_cannot_have_raises():
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torch_distributed_checkpoint_restores_all_states_of_a_new_optimizer(dtype, flatten, tmp_path):
-    model = network(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
-    train_network(model, optimizer, range(5))
+    model, optimizer = trained_network(dtype, 5, flatten=flatten)
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path)
     other = network(dtype)
@@ -251,9 +250,7 @@ def torch_needs_all_states():
 
 @pytest.mark.parametrize("has_all", [True] if torch_needs_all_states() else [True, False])
 def test_a_flattened_state_dict_loads_the_states_that_it_has(has_all):
-    model, other = network(), network()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    train_network(model, optimizer, range(3))
+    (model, optimizer), other = trained_network(), network()
     if not has_all:
         del optimizer.state[model[2].bias]
     options = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -272,9 +269,7 @@ LONG = 2**24 + 5  # steps, which float32 does not hold
 
 
 def trained_for_long(**options):
-    model = network(torch.float32)
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-3, ema_warmup="power", ema_update_every=2, **options)
-    train_network(model, optimizer, [0])
+    model, optimizer = trained_network(torch.float32, 1, ema_warmup="power", ema_update_every=2, **options)
     for state in optimizer.state.values():
         state["step"].fill_(LONG)
     return model, optimizer

@@ -55,24 +55,18 @@ def _assert_close(mine, expected, flavour=""):
 
 @with_each_flavour
 def test_a_sharded_model_uses_the_averages_in_a_swap_and_the_weights_afterwards(device, flavour, found):
-    expected = _of_one_process()
-    for of_rank in (one["evaluations"] for one in found(device, flavour)):
-        assert of_rank.keys() == expected.keys()
-        for name, output in of_rank.items():
-            _assert_close(output, expected[name], flavour)
+    _assert_close([of_rank["evaluations"] for of_rank in found(device, flavour)], [_of_one_process()] * SIZE, flavour)
 
 
 @with_each_flavour
 def test_a_failing_evaluation_restores_the_weights(device, flavour, found):
-    for of_rank in found(device, flavour):
-        assert torch.equal(of_rank["weights"], of_rank["weights after a failure"])
+    assert all(torch.equal(one["weights"], one["weights after a failure"]) for one in found(device, flavour))
 
 
 @on_each_device
 def test_a_prefetched_all_gather_is_discarded_by_the_swap(device, found):
-    for of_rank in found(device, "gather in flight"):
-        for name, output in of_rank.items():
-            _assert_close(output, _of_one_process()[name])
+    expected = {name: _of_one_process()[name] for name in ("averages", "weights")}
+    _assert_close(found(device, "gather in flight"), [expected] * SIZE)
 
 
 @on_each_device
@@ -99,8 +93,7 @@ def test_a_swap_inside_a_forward_pass_raises_and_changes_nothing(device, flavour
 def test_other_steps_give_the_weights_of_one_process(device, case, expected, found):
     if case == "compiled" and not cases.COMPILES:
         pytest.skip("this torch cannot compile it")
-    for of_rank in found(device, case):
-        _assert_close(of_rank, _of_one_process()[expected])
+    _assert_close(found(device, case), [_of_one_process()[expected]] * SIZE)
 
 
 @on_each_device

@@ -72,10 +72,17 @@ def _call(model, linear_weight, **options):
     return F.linear_cross_entropy(model(tokens), linear_weight, targets, **options)
 
 
-def test_a_head_sharded_by_fsdp2_raises_without_fsdp_module(first_of_two):
+@pytest.mark.parametrize(
+    "shape, sentence",
+    [
+        ((2,), "pass the model that owns it as fsdp_module"),
+        ((1, 2), r"on a mesh of shape \(1, 2\); if it is sharded by fully_shard"),
+    ],
+)
+def test_a_head_sharded_by_fsdp2_raises_without_fsdp_module(first_of_two, shape, sentence):
     model = cases.Model()
-    fully_shard(model.head)
-    with pytest.raises(ValueError, match=r"pass the model that owns it as fsdp_module"):
+    fully_shard(model.head, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("a", "b")[: len(shape)]))
+    with pytest.raises(ValueError, match=sentence):
         _call(model, model.head.weight)
 
 
@@ -85,13 +92,6 @@ def test_every_rank_checks_max_memory_for_the_largest_shard(first_of_two, requir
     options = {"process_group": dist.group.WORLD, "vocab_sizes": (2, 60000), "max_memory": 100_000}
     with pytest.raises(ValueError, match="max_memory must be at least [0-9]{6} bytes"):
         F.linear_cross_entropy(torch.rand(4, cases.FEATURES), head, torch.zeros(4).long(), **options)
-
-
-def test_a_head_sharded_by_fsdp2_over_a_two_dimensional_mesh_raises_without_fsdp_module(first_of_two):
-    model = cases.Model()
-    fully_shard(model.head, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")))
-    with pytest.raises(ValueError, match=r"on a mesh of shape \(1, 2\); if it is sharded by fully_shard"):
-        _call(model, model.head.weight)
 
 
 def test_fsdp_module_is_a_no_op_for_an_unsharded_model():
@@ -111,12 +111,9 @@ def test_the_module_must_be_one_that_has_the_head():
 @pytest.mark.parametrize("use_orig_params", [False, True])
 def test_a_head_sharded_by_fsdp1_raises_with_fsdp_module(first_of_two, use_orig_params):
     model = FullyShardedDataParallel(cases.Model(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
-    head, sentence = (
-        next(model.parameters()),
-        r"FullyShardedDataParallel \(FSDP1\) unshards weights in its forward pass",
-    )
+    sentence = r"FullyShardedDataParallel \(FSDP1\) unshards weights in its forward pass"
     with pytest.raises(TypeError, match=f"fsdp_module must be a module that fully_shard has sharded; {sentence}"):
-        F.linear_cross_entropy(torch.ones(2, 6), head, torch.tensor([2, 3]), fsdp_module=model)
+        F.linear_cross_entropy(torch.ones(2, 6), next(model.parameters()), torch.tensor([2, 3]), fsdp_module=model)
 
 
 def test_the_flat_shard_of_an_fsdp1_head_raises_with_a_remedy(first_of_two):

@@ -14,10 +14,9 @@ import torch
 import transformers
 from host_npu.testing import run
 
-from tests import _trl_heads as trainings
+from tests import _trl as trainings
 from tests._language_models import CLASSES, batch, make
-from tests._trl_heads import CHUNK, OfModel, fused, patched
-from tests._trl_trainers import TRAINERS, Trained, make_trainer
+from tests._trl import CHUNK, TRAINERS, OfModel, Trained, fused, make_trainer, patched
 
 DIFFERENTIABLE = ("loss", "log_probs", "entropy")
 

@@ -11,8 +11,7 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, tables_of
-from tests.npu._linear_cross_entropy import CHUNKED, linear_case
-from tests.npu._operators import checked_values, counted_launches
+from tests.npu._operators import CHUNKED, checked_values, counted_launches, linear_case
 
 GRADIENTS = "aclnnFusedLinearCrossEntropyLossGrad"
 CANNS_LOSS = "aclnnFusedCrossEntropyLossWithMaxSum"

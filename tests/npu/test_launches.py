@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks._launches import count_launches
 from tests._contract import Maker
 from tests._linear_kl_div import head_of_teacher, student
-from tests.npu._linear_cross_entropy import linear_case
+from tests.npu._operators import linear_case
 
 # A device's operators call others than the host NPU's.
 pytestmark = pytest.mark.simulator
