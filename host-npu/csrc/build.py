@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -43,6 +44,16 @@ _CALLS_OF_TORCH = ("-O1",)
 # The device rounds a product before it adds to it. Nobody asks for errno or for traps, which keep square roots and
 # comparisons from being vectors.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+_HEADER = """\
+#pragma once
+
+#include "aclnn/acl_meta.h"
+
+extern "C" {{
+ACLNN_API aclnnStatus {name}GetWorkspaceSize{arguments};
+ACLNN_API aclnnStatus {name}(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
+}}
+"""
 _EXPECTED = "the simulated libraries; all of them take about two minutes of one core"
 
 
@@ -157,8 +168,31 @@ def build(
             linked.append(builder.link(library, [object.result() for object in compiled[library]]))
             builder.report(library, f"{number} of {len(wanted)}")
     if not names:
+        # What programs include of CANN's interface, and torch_npu's wheel lacks.
+        shutil.copytree(SOURCES / "include", destination / "include", dirs_exist_ok=True)
+        if not instrument:  # which a process must be started for
+            _declare_formulas(destination)
         (destination / "versions.json").write_text(json.dumps(versions()) + "\n")
     return linked
+
+
+def _declare_formulas(destination: Path) -> None:
+    """Write a header for each operator that a formula computes, like those in ``csrc/include/aclnnop``."""
+    code = """
+import ctypes, sys, torch
+function = ctypes.CDLL(sys.argv[1]).host_npu_arguments
+function.restype = ctypes.c_char_p
+print(function().decode(), end="")
+"""
+    command = [sys.executable, "-c", code, str(destination / "libhost_npu_formulas.so")]
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if result.returncode != 0:
+        raise BuildError(f"the libraries cannot be loaded:\n{result.stderr}")
+    for line in result.stdout.splitlines():
+        name, _, arguments = line.partition(" ")
+        words = re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]|V[0-9])", "_", name).lower()
+        _written(_HEADER.format(name=name, arguments=arguments), destination / "include" / "aclnnop" / f"{words}.h")
 
 
 def instrumentation(kind: str) -> list[str]:

@@ -33,7 +33,7 @@ def variables(torch_npu: Path) -> dict[str, str]:
     """Make the folder, unless it is there, and return the environment variables that name it.
 
     Args:
-        torch_npu: The folder of the installed torch_npu, whose headers it links to.
+        torch_npu: The folder of the installed torch_npu, whose headers it links to, beside those of this package.
     """
     home = _made(torch_npu)
     paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
@@ -74,7 +74,7 @@ def _fill(home: Path, torch_npu: Path) -> None:
         (home / name).mkdir()
     (home / "lib64").symlink_to(_libraries.FOLDER)
     third_party = torch_npu / "include" / "third_party"
-    for folder in (third_party / "acl" / "inc", third_party / "hccl" / "inc"):
+    for folder in (third_party / "acl" / "inc", third_party / "hccl" / "inc", _libraries.FOLDER / "include"):
         for entry in folder.iterdir() if folder.is_dir() else ():
             (home / "include" / entry.name).symlink_to(entry)
     (home / "version.info").write_text(f"Version={_CANN}\n")

@@ -11,7 +11,13 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _OTHERS = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "HOST_NPU_ENABLE")
 _EXTENSION = """
 #include <acl/acl.h>
+#include <aclnnop/aclnn_mse_loss_backward.h>
 extern "C" unsigned int devices() { unsigned int count = 0; return aclrtGetDeviceCount(&count) == 0 ? count : 99; }
+extern "C" int phase_one() {
+    std::uint64_t size = 0;
+    aclOpExecutor* executor = nullptr;
+    return aclnnMseLossBackwardGetWorkspaceSize(nullptr, nullptr, nullptr, 0, nullptr, &size, &executor);
+}
 """
 
 
@@ -83,10 +89,11 @@ def test_an_extension_compiled_at_run_time_builds_loads_and_runs(tmp_path):
 import ctypes, os, subprocess
 home = os.environ["ASCEND_HOME_PATH"]
 subprocess.run(["g++", "-shared", "-fPIC", "extension.cpp", "-o", "extension.so", f"-I{{home}}/include",
-                f"-L{{home}}/lib64", "-lascendcl"], check=True, cwd={str(tmp_path)!r})
-print(ctypes.CDLL({str(tmp_path / "extension.so")!r}).devices())
+                f"-L{{home}}/lib64", "-lopapi", "-lascendcl"], check=True, cwd={str(tmp_path)!r})
+extension = ctypes.CDLL({str(tmp_path / "extension.so")!r})
+print(extension.devices(), extension.phase_one())
 """
-    assert _run(code) == "2\n"
+    assert _run(code) == "2 161001\n"  # which says that a pointer is null
 
 
 def test_another_interpreter_starts_without_the_host_npu(tmp_path):

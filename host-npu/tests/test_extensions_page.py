@@ -1,5 +1,6 @@
 """The C++ extension of docs/testing.md, compiled and run by its commands."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_npu import _libraries
+from host_npu import _cann_home, _libraries
 
 from tests._pages import PROJECT, blocks
 
@@ -20,20 +21,7 @@ _LINKED = """
 #include <cstdint>
 #include <cstdio>
 
-struct aclTensor;
-struct aclOpExecutor;
-extern "C" {
-int aclInit(const char*);
-int aclrtSetDevice(int);
-int aclrtMalloc(void**, std::size_t, int);
-int aclrtMemcpy(void*, std::size_t, const void*, std::size_t, int);
-int aclrtSynchronizeStream(void*);
-const char* aclGetRecentErrMsg();
-aclTensor* aclCreateTensor(const std::int64_t*, std::uint64_t, int, const std::int64_t*, std::int64_t, int,
-                           const std::int64_t*, std::uint64_t, void*);
-int aclnnSwiGluGetWorkspaceSize(const aclTensor*, std::int64_t, const aclTensor*, std::uint64_t*, aclOpExecutor**);
-int aclnnSwiGlu(void*, std::uint64_t, aclOpExecutor*, void*);
-}
+#include "acl/acl.h"
 
 int main() {
     aclInit(nullptr);
@@ -41,19 +29,20 @@ int main() {
     const float given[]{1, 2};
     const std::int64_t two[]{2}, one[]{1};
     void *x = nullptr, *y = nullptr;
-    aclrtMalloc(&x, 8, 0);
-    aclrtMalloc(&y, 4, 0);
-    aclrtMemcpy(x, 8, given, 8, 1);
+    aclrtMalloc(&x, 8, ACL_MEM_MALLOC_HUGE_FIRST);
+    aclrtMalloc(&y, 4, ACL_MEM_MALLOC_HUGE_FIRST);
+    aclrtMemcpy(x, 8, given, 8, ACL_MEMCPY_HOST_TO_DEVICE);
     std::uint64_t size = 0;
     aclOpExecutor* executor = nullptr;
-    if (aclnnSwiGluGetWorkspaceSize(aclCreateTensor(two, 1, 0, one, 0, 2, two, 1, x), -1,
-                                    aclCreateTensor(one, 1, 0, one, 0, 2, one, 1, y), &size, &executor) != 0) {
+    const auto* const two_numbers = aclCreateTensor(two, 1, ACL_FLOAT, one, 0, ACL_FORMAT_ND, two, 1, x);
+    auto* const one_number = aclCreateTensor(one, 1, ACL_FLOAT, one, 0, ACL_FORMAT_ND, one, 1, y);
+    if (aclnnSwiGluGetWorkspaceSize(two_numbers, -1, one_number, &size, &executor) != 0) {
         std::printf("%s\\n", aclGetRecentErrMsg());
         return 0;
     }
     float found = 0;
     if (aclnnSwiGlu(nullptr, size, executor, nullptr) != 0 || aclrtSynchronizeStream(nullptr) != 0) return 1;
-    aclrtMemcpy(&found, 4, y, 4, 2);
+    aclrtMemcpy(&found, 4, y, 4, ACL_MEMCPY_DEVICE_TO_HOST);
     std::printf("%.4f\\n", found);
 }
 """
@@ -61,7 +50,10 @@ int main() {
 
 def test_a_program_without_python_links_the_formulas(tmp_path):
     source, program = tmp_path / "linked.cpp", tmp_path / "linked"
-    source.write_text(_LINKED)
+    home = _cann_home.variables(Path(importlib.util.find_spec("torch_npu").origin).parent)["ASCEND_HOME_PATH"]
+    headers = sorted(Path(home, "include", "aclnnop").glob("*.h"))
+    assert len(headers) > 200  # of all operators, which can be included together
+    source.write_text("".join(f'#include "aclnnop/{header.name}"\n' for header in headers) + _LINKED)
     torch_folder = Path(torch.__file__).parent / "lib"
     [formulas] = re.findall(r"`(-Wl,--no-as-needed [^`]+)`", PAGE.read_text())
     for flags, expected in (
@@ -72,7 +64,7 @@ def test_a_program_without_python_links_the_formulas(tmp_path):
             word for folder in (_libraries.FOLDER, torch_folder) for word in (f"-L{folder}", f"-Wl,-rpath,{folder}")
         ]
         libraries = [*flags.split(), "-lopapi", "-lnnopbase", "-lascendcl"]
-        subprocess.run(["g++", "-o", program, source, *folders, *libraries], check=True)
+        subprocess.run(["g++", "-o", program, source, f"-I{home}/include", *folders, *libraries], check=True)
         result = subprocess.run([program], capture_output=True, text=True, timeout=60)
         assert result.returncode == 0 and expected in result.stdout, result.stdout + result.stderr
 

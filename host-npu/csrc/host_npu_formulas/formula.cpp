@@ -4,7 +4,9 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 
+#include <map>
 #include <stdexcept>
 
 #include "host_npu_formulas/scalar_type.h"
@@ -117,10 +119,21 @@ void evaluate_in_memory(const Evaluation& evaluation, const KernelArguments& mem
     }
 }
 
+namespace {
+
+// The functions, and the types of their phases one.
+std::map<std::string, const std::type_info*>& exported_types() {
+    static std::map<std::string, const std::type_info*> types;
+    return types;
+}
+
+}  // namespace
+
 void export_formula(const Api& names, Rules& exported, Rules rules, std::size_t count, AnyFunction phase_one,
-                    AnyFunction phase_two) {
+                    AnyFunction phase_two, const std::type_info& type) {
     require_one_for_each(rules, count, names.phase_two);
     exported = std::move(rules);
+    exported_types()[names.phase_two] = &type;
     answer(names.phase_two, phase_one, phase_two, !exported.tensors.empty());
 }
 
@@ -133,3 +146,14 @@ Plan plan_of(const Rules& rules, const Tensors& tensors, Evaluation evaluation) 
 }
 
 }  // namespace host_npu
+
+// A line for each function: its name, and its arguments in phase one. csrc/build.py makes headers of them.
+extern "C" HOST_NPU_EXPORT const char* host_npu_arguments() {
+    static std::string lines;
+    lines.clear();
+    for (const auto& [name, type] : host_npu::exported_types()) {
+        const auto text = c10::demangle(type->name());
+        lines += name + " " + text.substr(text.find('(')) + "\n";
+    }
+    return lines.c_str();
+}

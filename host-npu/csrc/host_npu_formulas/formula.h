@@ -16,6 +16,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <vector>
 
 #include "host_npu_formulas/rules.h"
@@ -275,9 +276,10 @@ struct Names {
     static constexpr Api kBoth{name.text, kPhaseOne.text};
 };
 
-// What every function is made of once. What it has of its own is little, because there are hundreds.
+// What every function is made of once. What it has of its own is little, because there are hundreds. `type` is that of
+// its phase one, for a header.
 void export_formula(const Api& names, Rules& exported, Rules rules, std::size_t count, AnyFunction phase_one,
-                    AnyFunction phase_two);
+                    AnyFunction phase_two, const std::type_info& type);
 // Phase one, once the tensors are known.
 Plan plan_of(const Rules& rules, const Tensors& tensors, Evaluation evaluation);
 
@@ -288,7 +290,8 @@ class Exported {
     template <class... Arguments>
     static void export_as(Rules rules, AnyFunction phase_one) {
         constexpr auto count = (std::size_t{0} + ... + Translated<Arguments>::kHasRule);
-        export_formula(api(), rules_, std::move(rules), count, phase_one, reinterpret_cast<AnyFunction>(&phase_two));
+        export_formula(api(), rules_, std::move(rules), count, phase_one, reinterpret_cast<AnyFunction>(&phase_two),
+                       typeid(aclnnStatus(typename Translated<Arguments>::C..., std::uint64_t*, aclOpExecutor**)));
     }
 
     static const Api& api() { return Names<name>::kBoth; }
