@@ -26,15 +26,11 @@ _SKIPPED = (*(os.path.join(os.path.dirname(file), "") for file in (torch.__file_
 
 
 class Implementation(Enum):
-    """The implementation of a call; the value is the prefix of its description."""
+    """The implementation of a call; the value is what precedes the operator's name or the reason."""
 
     CANN = ""
     TORCH = "native PyTorch kernel, because "
     FALLBACK = "PyTorch fallback, because "
-
-    def describe(self, detail: str) -> str:
-        """Return the description; ``detail`` is the operator's name for CANN, and the reason otherwise."""
-        return self.value + detail
 
 
 # Takes a function, the implementation (None for a detail of a call that is logged elsewhere), the name of CANN's
@@ -69,7 +65,7 @@ def _record(function: str, implementation: Implementation | None, text: str, cal
 
 
 def _described(implementation: Implementation | None, text: str) -> str:
-    return text if implementation is None else implementation.describe(text)
+    return text if implementation is None else implementation.value + text
 
 
 def is_logging() -> bool:
@@ -229,7 +225,7 @@ class Report:
                     for column, size in (("calls", 5), ("cann", 4), ("torch", 5), ("fallback", 8))
                 )
                 for reason in operator["reasons"]:
-                    sentence = Implementation[reason["implementation"].upper()].describe(reason["reason"])
+                    sentence = _described(Implementation[reason["implementation"].upper()], reason["reason"])
                     text = f"{reason['calls']} from {reason['called_from']}: {sentence}"
                     yield from textwrap.wrap(text, 100, initial_indent="    ", subsequent_indent="        ")
         if counts["launches"]:
