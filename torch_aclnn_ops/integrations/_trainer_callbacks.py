@@ -1,5 +1,6 @@
 """Callbacks of transformers' ``Trainer``."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,7 @@ from torch_aclnn_ops.integrations._trainers import (
     ema_optimizers,
     swapped,
     unwrapped,
-    warn_of_ignored_learning_rate,
     warn_of_initial_weights,
-    warn_of_lost_ema_params,
 )
 
 from transformers import TrainerCallback
@@ -85,8 +84,8 @@ class EmaCallback(TrainerCallback):
                 f" {FOLDER!r} of trainer.state.best_model_checkpoint"
             )
         warn_of_initial_weights([optimizer], state.max_steps)
-        warn_of_lost_ema_params([optimizer], state.global_step)
-        warn_of_ignored_learning_rate(optimizer, args)
+        _warn_of_lost_ema_params(optimizer, state.global_step)
+        _warn_of_ignored_learning_rate(optimizer, args)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the model with EMA weights in the checkpoint."""
@@ -113,6 +112,33 @@ class EmaCallback(TrainerCallback):
         finally:
             state.best_model_checkpoint = best
         self._has_best_ema_params = True
+
+
+def _warn_of_lost_ema_params(optimizer: Any, step: int) -> None:
+    """Warn if training resumes at a step without the state of its optimizer, as with ``save_only_model``."""
+    if step > 0 and not optimizer.state:
+        warnings.warn(
+            f"EmaCallback: training resumes at step {step} from a checkpoint without the optimizer's state, so the"
+            " moments restart, and the EMA starts from the weights; save checkpoints with save_only_model=False",
+            stacklevel=2,
+        )
+
+
+def _warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
+    """Warn if ``TrainingArguments.learning_rate`` is set, but the optimizer has another: the Trainer does not use it.
+
+    The default of ``learning_rate`` cannot be distinguished from a value that was set.
+    """
+    is_set = args.learning_rate != type(args).__dataclass_fields__["learning_rate"].default
+    for one in ema_optimizers([optimizer]):
+        lr = float(one.defaults["lr"])
+        rates = {lr, *(float(group.get("initial_lr", lr)) for group in one.param_groups)}
+        if is_set and args.learning_rate not in rates:
+            warnings.warn(
+                f"TrainingArguments.learning_rate={args.learning_rate} is ignored, because the Trainer does not pass it"
+                f" to the FusedEmaAdam that it gets, whose lr is {lr}; pass lr={args.learning_rate} to the optimizer",
+                stacklevel=1,  # one location, so that two callbacks show it once
+            )
 
 
 def _has_adapters(model: Any) -> bool:
@@ -149,7 +175,7 @@ class ReportCallback(StepReport, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start counting."""
-        warn_of_ignored_learning_rate(kwargs.get("optimizer"), args)
+        _warn_of_ignored_learning_rate(kwargs.get("optimizer"), args)
         self._begin_report()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -42,33 +42,6 @@ def warn_of_initial_weights(optimizers: Iterable[FusedEmaAdam], steps: int) -> N
                 return
 
 
-def warn_of_lost_ema_params(optimizers: Iterable[FusedEmaAdam], step: int) -> None:
-    """Warn if training resumes at a step without the state of its optimizers, as with ``save_only_model``."""
-    if step > 0 and not any(optimizer.state for optimizer in optimizers):
-        warnings.warn(
-            f"EmaCallback: training resumes at step {step} from a checkpoint without the optimizer's state, so the"
-            " moments restart, and the EMA starts from the weights; save checkpoints with save_only_model=False",
-            stacklevel=2,
-        )
-
-
-def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
-    """Warn if ``TrainingArguments.learning_rate`` is set, but the optimizer has another: the Trainer does not use it.
-
-    The default of ``learning_rate`` cannot be distinguished from a value that was set.
-    """
-    is_set = args.learning_rate != type(args).__dataclass_fields__["learning_rate"].default
-    for one in ema_optimizers([optimizer]):
-        lr = float(one.defaults["lr"])
-        rates = {lr, *(float(group.get("initial_lr", lr)) for group in one.param_groups)}
-        if is_set and args.learning_rate not in rates:
-            warnings.warn(
-                f"TrainingArguments.learning_rate={args.learning_rate} is ignored, because the Trainer does not pass it"
-                f" to the FusedEmaAdam that it gets, whose lr is {lr}; pass lr={args.learning_rate} to the optimizer",
-                stacklevel=1,  # one location, so that two callbacks show it once
-            )
-
-
 @contextmanager
 def swapped(optimizers: Sequence[FusedEmaAdam], model: torch.nn.Module | None = None) -> Iterator[None]:
     """Swap the parameters of optimizers with their EMA weights for the duration of a ``with`` block.
