@@ -1,15 +1,13 @@
 """Losses that a program computes itself, of the logits of a model that it called without labels."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, log_softmax
 from transformers.trainer_pt_utils import LabelSmoother
 
 from tests._language_models import CLASSES
-
-
-def _of_rows(output, labels):
-    return cross_entropy(output.logits[:, :-1].reshape(-1, CLASSES), labels[:, 1:].reshape(-1))
 
 
 def _flattened(output, labels):
@@ -28,16 +26,12 @@ def _of_log_probabilities(output, labels):
     return -(log_probs * (labels[:, 1:] != -100)).mean()
 
 
-def _smoothed(output, labels):
-    return LabelSmoother(0.1)(output, labels, shift_labels=True)
-
-
 LOSSES = {
-    "rows": _of_rows,
+    "rows": lambda output, labels: cross_entropy(output.logits[:, :-1].reshape(-1, CLASSES), labels[:, 1:].reshape(-1)),
     "flattened": _flattened,
     "a mask": _masked,
     "log-probabilities": _of_log_probabilities,
-    "label smoothing of transformers": _smoothed,
+    "label smoothing of transformers": partial(LabelSmoother(0.1), shift_labels=True),
 }
 
 

@@ -56,19 +56,15 @@ class TestDropInScaledByFrequency(DropInContract):
     def test_first_derivatives_are_right(self, case):
         call, (weight,) = case.prepare(torch.float64)
         padding_idx = 1 if "padding" in case.name else -1
-        (input,) = case.constants(_after_inputs(case))
+        maker = Maker(torch.float64)
+        case.inputs(maker)
+        (input,) = case.constants(maker)
         cotangent = torch.randn(11, 3, dtype=torch.float64)
         (gradient,) = torch.autograd.grad(call(ours, weight), weight, cotangent)
         for row in range(4):
             looked_up = (input == row).sum() if row != padding_idx else 0
             expected = cotangent[input == row].mean(0) if looked_up else torch.zeros(3, dtype=torch.float64)
             torch.testing.assert_close(gradient[row], expected)
-
-
-def _after_inputs(case):
-    maker = Maker(torch.float64)
-    case.inputs(maker)
-    return maker
 
 
 _dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.complex64])

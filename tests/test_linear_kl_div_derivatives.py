@@ -48,12 +48,8 @@ def test_first_and_second_derivatives_and_forward_mode_are_right(divergence, kin
 def test_a_token_weight_has_a_derivative():
     token_weight = draw(ROWS, seed=5).abs().requires_grad_()
     for reduction in ("none", "mean", "sum"):
-        options = {"reduction": reduction, "target": TARGET}
-        assert gradcheck(partial(_of_token_weight, options), token_weight)
-
-
-def _of_token_weight(options, token_weight):
-    return loss_of(student(), token_weight=token_weight, **options)
+        loss = partial(loss_of, student(), reduction=reduction, target=TARGET)
+        assert gradcheck(lambda token_weight, loss=loss: loss(token_weight=token_weight), token_weight)
 
 
 @every_divergence

@@ -36,12 +36,9 @@ _PAIR = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64), torch.tensor([1.0, 
 _REFUSED = "SoftMarginLossFunction: there is no derivative with respect to target; detach it"
 
 
-def _backward(loss, input, target):
-    loss(input, target.requires_grad_(), 1).backward()
-
-
-def _backward_by_the_input(loss, input, target):
-    torch.autograd.grad(loss(input.requires_grad_(), target.requires_grad_(), 0).sum(), (input, target))
+def _forward_mode(loss, input, target):
+    with forward_ad.dual_level():
+        loss(input, forward_ad.make_dual(target, torch.ones_like(target)), 1)
 
 
 def _backward_of_backward(loss, input, target):
@@ -49,30 +46,20 @@ def _backward_of_backward(loss, input, target):
     torch.autograd.grad(torch.autograd.grad(value, input, create_graph=True)[0].sum(), target)
 
 
-def _forward_mode(loss, input, target):
-    with forward_ad.dual_level():
-        loss(input, forward_ad.make_dual(target, torch.ones_like(target)), 1)
-
-
-def _func_grad(loss, input, target):
-    torch.func.grad(lambda t: loss(input, t, 1))(target)
-
-
-def _vmap_of_grad(loss, input, target):
-    torch.vmap(torch.func.grad(lambda t: loss(input, t, 2)))(target.expand(2, 3))
-
-
-def _jvp(loss, input, target):
-    torch.func.jvp(lambda t: loss(input, t, 1), (target,), (torch.ones_like(target),))
-
-
-def _compiled(loss, input, target):
-    torch.compile(lambda t: loss(input, t, 1), backend="aot_eager")(target.requires_grad_()).backward()
-
-
-MODES = (_backward, _backward_by_the_input, _backward_of_backward, _forward_mode)
-MODES += (_func_grad, _vmap_of_grad, _jvp, _compiled)
-each_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__.strip("_"))
+# Ways to a derivative by the target, of a loss, an input and a target.
+MODES = {
+    "backward": lambda loss, x, t: loss(x, t.requires_grad_(), 1).backward(),
+    "by both": lambda loss, x, t: torch.autograd.grad(loss(x.requires_grad_(), t.requires_grad_(), 0).sum(), (x, t)),
+    "backward of backward": _backward_of_backward,
+    "forward mode": _forward_mode,
+    "func.grad": lambda loss, x, t: torch.func.grad(lambda t: loss(x, t, 1))(t),
+    "vmap of grad": lambda loss, x, t: torch.vmap(torch.func.grad(lambda t: loss(x, t, 2)))(t.expand(2, 3)),
+    "jvp": lambda loss, x, t: torch.func.jvp(lambda t: loss(x, t, 1), (t,), (torch.ones_like(t),)),
+    "compiled": lambda loss, x, t: torch.compile(lambda t: loss(x, t, 1), backend="aot_eager")(
+        t.requires_grad_()
+    ).backward(),
+}
+each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 
 @each_mode

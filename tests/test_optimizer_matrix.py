@@ -149,10 +149,6 @@ FUNCTIONS = {
 }
 
 
-def _tolerance(feature):
-    return TOLERANCES["bfloat16" if feature == "bfloat16 with masters" else "float32"]
-
-
 def _cases():
     """Return all cells on CPUs and the representatives on NPUs, of which those of two ways always run."""
     for device in DEVICES:
@@ -213,7 +209,7 @@ def _expected(feature):
 def _assert_right(cell, found):
     is_untied = cell.outcome is UNTIED
     expected = _expected(reference.UNTIED if is_untied else cell.feature)
-    tolerance = _tolerance(cell.feature)
+    tolerance = TOLERANCES["bfloat16" if cell.feature == "bfloat16 with masters" else "float32"]
     dtype = expected["weights"]["a.weight"].dtype
     unit = BFLOAT16_UNIT if dtype == torch.bfloat16 else 0
     if cell.action == "averages file":
