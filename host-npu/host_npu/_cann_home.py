@@ -74,9 +74,14 @@ def _fill(home: Path, torch_npu: Path) -> None:
         (home / name).mkdir()
     (home / "lib64").symlink_to(_libraries.FOLDER)
     third_party = torch_npu / "include" / "third_party"
-    for folder in (third_party / "acl" / "inc", third_party / "hccl" / "inc", _libraries.FOLDER / "include"):
-        for entry in folder.iterdir() if folder.is_dir() else ():
-            (home / "include" / entry.name).symlink_to(entry)
+    headers = [
+        entry
+        for folder in (third_party / "acl" / "inc", third_party / "hccl" / "inc")
+        if folder.is_dir()
+        for entry in folder.iterdir()
+    ]
+    for entry in (*headers, *(_libraries.FOLDER / "include" / name for name in ("aclnn", "aclnnop"))):
+        (home / "include" / entry.name).symlink_to(entry)
     (home / "version.info").write_text(f"Version={_CANN}\n")
     _fill_processor_folder(home)
     tool = home / "bin" / "npu-smi"
