@@ -99,6 +99,11 @@ class Ranks:
         """Return a mesh of the processes."""
         return init_device_mesh(self.device, shape, **options)
 
+    def differentiated(self, model, loss):
+        """Return the mean of the processes' losses, and the gradients that they have."""
+        loss.backward()
+        return self.found(model, loss)
+
     def found(self, model, *losses):
         """Return the mean of the processes' losses, and the gradients."""
         total = sum(loss.detach().to(DTYPES[self.device]) for loss in losses)
@@ -123,9 +128,7 @@ def loss_of(model, ranks, step=0, hidden_of=lambda hidden: hidden, **options):
 
 def trained(model, ranks, **options):
     """Return the loss and the gradients of one step."""
-    loss = loss_of(model, ranks, **options)
-    loss.backward()
-    return ranks.found(model, loss)
+    return ranks.differentiated(model, loss_of(model, ranks, **options))
 
 
 def head_of_its_own(ranks):
@@ -167,9 +170,7 @@ def other_outputs(ranks):
     tokens, targets, count = ranks.rows()
     options = {"reduction": "none", "outputs": ("entropy", "predicted_tokens"), "softcap": 3.0}
     result = F.linear_cross_entropy(model(tokens), model.head.weight, targets, **options, fsdp_module=model)
-    loss = (result.loss.sum() + 0.1 * result.entropy.sum()) * _factor(ranks, count)
-    loss.backward()
-    return ranks.found(model, loss)
+    return ranks.differentiated(model, (result.loss.sum() + 0.1 * result.entropy.sum()) * _factor(ranks, count))
 
 
 def loss_changed_in_place(ranks):
@@ -179,17 +180,13 @@ def loss_changed_in_place(ranks):
     tokens, targets, count = ranks.rows()
     losses = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="none", fsdp_module=model)
     losses *= _factor(ranks, count)
-    loss = losses.sum()
-    loss.backward()
-    return ranks.found(model, loss)
+    return ranks.differentiated(model, losses.sum())
 
 
 def _with_loss_in_the_forward_pass(ranks, parts):
     model = ranks.model(ModelWithLoss)
     ranks.shard(*parts(model), model)
-    loss = model(ranks, fsdp_module=model)
-    loss.backward()
-    return ranks.found(model, loss)
+    return ranks.differentiated(model, model(ranks, fsdp_module=model))
 
 
 def loss_in_the_forward_pass(ranks):
@@ -213,9 +210,7 @@ def module_with_the_loss(ranks):
     model = ranks.model(_model_whose_head_is_a_loss)
     ranks.shard(model.head, model)
     tokens, targets, count = ranks.rows()
-    loss = model.head(model(tokens), targets) * _factor(ranks, count)
-    loss.backward()
-    return ranks.found(model, loss)
+    return ranks.differentiated(model, model.head(model(tokens), targets) * _factor(ranks, count))
 
 
 def lines_of_the_guide(ranks):
@@ -262,8 +257,7 @@ def _mean_of_bfloat16_models(ranks):
         model = ranks.model().bfloat16()
         tokens, targets, count = ranks.rows(rank=rank)
         loss = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="sum") * (ranks.size / count)
-        loss.backward()
-        found.append(ranks.found(model, loss))
+        found.append(ranks.differentiated(model, loss))
     wide = [{name: tensor if name == "loss" else tensor.float() for name, tensor in one.items()} for one in found]
     return {name: sum(one[name] for one in wide) / ranks.size for name in wide[0]}
 

@@ -1,4 +1,4 @@
-"""The versions recorded in compiled extensions, and the errors for other installed versions."""
+"""Versions recorded in compiled extensions, the errors for others, and the warning of a CUDA build beside a CANN."""
 
 import importlib.metadata
 import importlib.util
@@ -13,6 +13,8 @@ from torch_aclnn_ops._built_for import incompatibility, write_header
 import pytest
 
 from tests._children import run_code
+
+BOTH = ("torch", "torch_npu")
 
 
 @pytest.fixture
@@ -49,17 +51,13 @@ def test_a_library_is_compatible_with_the_versions_it_was_compiled_for(library):
     [
         (
             {"torch": "2.14.0", "torch_npu": "2.14.0"},
-            ("torch", "torch_npu"),
+            BOTH,
             "for torch 2.13.0 and torch_npu 2.13.0, but torch 2.14.0 and torch_npu 2.14.0 are installed",
         ),
         ({"torch": "2.13.1"}, ("torch",), "it was compiled for torch 2.13.0, but torch 2.13.1 is installed"),
-        (
-            {"torch_npu": "2.13.0.post1"},
-            ("torch", "torch_npu"),
-            "but torch 2.13.0 and torch_npu 2.13.0.post1 are installed",
-        ),
+        ({"torch_npu": "2.13.0.post1"}, BOTH, "but torch 2.13.0 and torch_npu 2.13.0.post1 are installed"),
         ({"torch_npu": "2.14.0"}, ("torch",), None),
-        ({"torch": "2.13.0+cpu"}, ("torch", "torch_npu"), None),
+        ({"torch": "2.13.0+cpu"}, BOTH, None),
     ],
 )
 def test_other_versions_are_incompatible_and_the_message_names_both_and_the_remedy(
@@ -92,6 +90,8 @@ def test_an_extension_for_another_torch_is_not_loaded(tmp_path, monkeypatch):
     assert reason.endswith("--no-build-isolation") and _extension.why_unavailable() == reason
 
 
+# Both torch's part for CUDA and torch_npu register settings under the same keys, which ends the process. Files that
+# name the keys stand in for both, so that any build of torch will do.
 CALL = b"\x7fELF _ZN3c1016CachingAllocator26AcceleratorAllocatorConfig14getMutableKeysB5cxx11Ev"
 MESSAGE = (
     "the installed torch is a CUDA build, with which importing torch_npu aborts the process. "
@@ -101,21 +101,14 @@ MESSAGE = (
 
 @pytest.mark.parametrize(
     ("of_torch", "of_torch_npu", "message"),
-    [
-        pytest.param(CALL, CALL, MESSAGE, id="a CUDA build"),
-        pytest.param(None, CALL, None, id="a CPU build"),
-        pytest.param(b"\x7fELF of 2.9", CALL, None, id="a torch that registers nothing"),
-        pytest.param(CALL, b"\x7fELF of 2.9", None, id="a torch_npu that registers nothing"),
-    ],
+    [(CALL, CALL, MESSAGE), (None, CALL, None), (b"\x7fELF of 2.9", CALL, None), (CALL, b"\x7fELF of 2.9", None)],
+    ids=["a CUDA build", "a CPU build", "a torch that registers nothing", "a torch_npu that registers nothing"],
 )
 def test_a_cuda_build_of_torch_and_torch_npu_conflict(of_torch, of_torch_npu, message, tmp_path, monkeypatch):
-    for package, name, content in (
-        ("torch", "libc10_cuda.so", of_torch),
-        ("torch_npu", "libtorch_npu.so", of_torch_npu),
-    ):
+    for package, name, content in (("torch", "c10_cuda", of_torch), ("torch_npu", "torch_npu", of_torch_npu)):
         (tmp_path / package / "lib").mkdir(parents=True)
         if content is not None:
-            (tmp_path / package / "lib" / name).write_bytes(content)
+            (tmp_path / package / "lib" / f"lib{name}.so").write_bytes(content)
     monkeypatch.setattr(_torch_npu, "_find", lambda package: str(tmp_path / package / "__init__.py"))
     assert _torch_npu.conflict() == message
     monkeypatch.setitem(sys.modules, "torch_npu", object())

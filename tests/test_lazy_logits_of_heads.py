@@ -160,6 +160,7 @@ def test_a_parametrized_weight_is_computed_once_a_step(materializes):
     assert patched[1] == plain[1] == 3
 
 
+# A frozen head with trained adapters, whose loss needs neither the logits nor a gradient or a copy of the head.
 ROWS, FEATURES, RANK, CLASSES = 48, 32, 4, 300
 TARGET = torch.randint(0, CLASSES, (ROWS,), generator=torch.Generator().manual_seed(0))
 TARGET[5:9] = 7

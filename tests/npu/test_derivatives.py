@@ -1,4 +1,4 @@
-"""Autograd, transforms and compilation of the raw operators on an NPU: the way past the C++ kernel in front of them."""
+"""Derivatives on an NPU: the way past the C++ kernel of raw operators, and the extension's functions of eager calls."""
 
 import inspect
 

@@ -209,7 +209,7 @@ def test_every_supported_rank(rank):
     torch.testing.assert_close(ops.mse_loss_backward(*to_npu(tuple(tensors)), 1).cpu(), expected)
 
 
-_NZ = 29
+_NZ = 29  # a private format, where strides say nothing
 
 
 @pytest.fixture
