@@ -17,7 +17,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 ROWS, FEATURES, CLASSES = 11, 6, 24
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-OUTPUTS = ("log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens")
+SOME_OUTPUTS = ("log_probabilities", "entropy", "z_loss", "predicted_tokens")
+OUTPUTS = (*SOME_OUTPUTS, "token_accuracy")
+RICH = {"outputs": ("log_probabilities", "entropy"), "label_smoothing": 0.1, "softcap": 3.0, "lse_square_scale": 0.25}
 SPLITS = ("even", "uneven", "one class")
 
 
@@ -105,6 +107,7 @@ def token_weights(vocabulary):
     return vocabulary.draw(ROWS, seed=6).abs()
 
 
+WEIGHTS = {"weight": class_weights, "token_weight": token_weights}
 # Options of the function; the values that are functions make the option of the vocabulary.
 OPTIONS = {
     "plain": {},
@@ -129,11 +132,7 @@ OPTIONS = {
         "target": lambda vocabulary: torch.full((ROWS,), 7, device=vocabulary.device),
         "reduction": "sum",
     },
-    "everything": {
-        "outputs": ("log_probabilities", "entropy", "z_loss", "predicted_tokens"),
-        **{"weight": class_weights, "token_weight": token_weights, "label_smoothing": 0.1},
-        **{"softcap": 3.0, "lse_square_scale": 0.25, "temperature": 0.7},
-    },
+    "everything": {**RICH, **WEIGHTS, "outputs": SOME_OUTPUTS, "temperature": 0.7},
 }
 
 
@@ -206,13 +205,10 @@ def gradients_of_target_and_weights(vocabulary):
     return dict(zip(("copy.target", "copy.class_weight", "copy.token_weight"), found, strict=True))
 
 
-_RICH = {"outputs": ("log_probabilities", "entropy"), "label_smoothing": 0.1, "softcap": 3.0, "lse_square_scale": 0.25}
-
-
 def second_derivatives(vocabulary):
     """Gradients of a function of all gradients."""
     *arguments, target = vocabulary.arguments()
-    _, total = vocabulary.loss(*arguments, target, **_RICH)
+    _, total = vocabulary.loss(*arguments, target, **RICH)
     first = torch.autograd.grad(total, arguments, create_graph=True)
     directions = (
         vocabulary.draw(ROWS, FEATURES, seed=11),
@@ -239,7 +235,7 @@ def _as_function(vocabulary, **options):
 
 def forward_over_reverse(vocabulary):
     """A Hessian times a vector."""
-    function, (input, weight, bias) = _as_function(vocabulary, **_RICH)
+    function, (input, weight, bias) = _as_function(vocabulary, **RICH)
     gradient = torch.func.grad(lambda input: function(input, weight, bias))
     tangent = vocabulary.draw(ROWS, FEATURES, seed=11)
     return {"copy.product": torch.func.jvp(gradient, (input,), (tangent,))[1]}
@@ -247,7 +243,7 @@ def forward_over_reverse(vocabulary):
 
 def batched(vocabulary):
     """Vmap over inputs, and over their gradients."""
-    function, (_, weight, bias) = _as_function(vocabulary, **_RICH)
+    function, (_, weight, bias) = _as_function(vocabulary, **RICH)
     inputs = vocabulary.draw(3, ROWS, FEATURES, seed=21)
     losses = torch.func.vmap(function, (0, None, None))(inputs, weight, bias)
     of_input, of_weight = torch.func.vmap(torch.func.grad(function, (0, 1)), (0, None, None))(inputs, weight, bias)
@@ -265,7 +261,7 @@ def distributed_tensors(vocabulary):
             for one, placement in zip(arguments, placements, strict=True)
         ]
         vocabulary.options = {}
-    _, total = vocabulary.loss(*arguments, target, **_RICH)
+    _, total = vocabulary.loss(*arguments, target, **RICH)
     total.backward()
     if not vocabulary.is_whole:
         assert [list(one.grad.placements) for one in arguments] == list(placements)

@@ -30,9 +30,10 @@ def _call(model, mode=torch.no_grad, **call):
     return output, largest.elements
 
 
-def _assert_is_loss_of(found, expected):
+def _assert_loss_is_that_of(model, patched=None):
     """Compare an output and the number of elements with those of the model as it was."""
-    (output, largest), (wanted, largest_as_it_was) = found, expected
+    wanted, largest_as_it_was = _call(model)
+    output, largest = _call(_patch(model) if patched is None else patched)
     torch.testing.assert_close(output.loss, wanted.loss, rtol=2e-5, atol=0)
     assert output.logits is None and type(output) is type(wanted)
     assert list(output) == [name for name in wanted if name != "logits"]
@@ -41,16 +42,12 @@ def _assert_is_loss_of(found, expected):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_that_of_the_model_as_it_was(family):
-    model = make(family).eval()
-    expected = _call(model)
-    _assert_is_loss_of(_call(_patch(model)), expected)
+    _assert_loss_is_that_of(make(family).eval())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("LoRA") and not CASES[name].warning])
 def test_adapters_of_the_head_are_in_the_loss(name):
-    model = adapted(CASES[name]).eval()
-    expected = _call(model)
-    _assert_is_loss_of(_call(_patch(model)), expected)
+    _assert_loss_is_that_of(adapted(CASES[name]).eval())
 
 
 MODES = {
@@ -154,6 +151,6 @@ def test_a_fully_sharded_model_computes_the_loss_without_logits(is_head_sharded_
         mesh, model = init_device_mesh("cpu", (1,)), _patch(make())
         for module in [model.lm_head] * is_head_sharded_alone + [model]:
             fully_shard(module, mesh=mesh)
-        _assert_is_loss_of(_call(model.eval()), _call(make().eval()))
+        _assert_loss_is_that_of(make().eval(), model.eval())
     finally:
         dist.destroy_process_group()
