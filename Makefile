@@ -39,6 +39,7 @@ setup:
 	$(MAKE) --no-print-directory --jobs 3 $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
 
 $(WITH_TORCH_NPU):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make needs Python 3.11 or newer, as TRL and the tools of the tests do: name one with PYTHON=python3.11")'
 	@echo "setup, 1 of 4: torch_npu $(TORCH), 0.1 GB; then torch, 0.2 GB from an index of CPU builds, otherwise with CUDA 3 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps torch_npu==$(TORCH) numpy pyyaml
