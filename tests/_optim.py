@@ -1,5 +1,7 @@
 """Models, gradients and comparisons for the tests of the optimizer."""
 
+from contextlib import contextmanager
+
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -101,6 +103,14 @@ def assert_all_equal(results, expected):
 def assert_same(optimizer, other):
     """Compare weights and states bit for bit."""
     assert_all_equal(contents_of(optimizer), contents_of(other))
+
+
+@contextmanager
+def unchanged(optimizer):
+    """Compare weights and states after the block with those before it, bit for bit."""
+    before = contents_of(optimizer)
+    yield
+    assert_all_equal(contents_of(optimizer), before)
 
 
 def assert_all_close(results, expected, atol):

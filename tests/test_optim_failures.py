@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests._failing_steps import CONFIGURATIONS, Failed, FailOperators, Trainee
-from tests._optim import OPTIONS, SETTINGS, assert_all_equal, contents_of, each_flatten
+from tests._optim import OPTIONS, SETTINGS, assert_all_equal, each_flatten, unchanged
 
 NOTE = "FusedEmaAdam: the step stopped midway, so that parameters may be partly updated; load a checkpoint"
 
@@ -42,12 +42,11 @@ def test_a_step_that_fails_midway_says_to_load_a_checkpoint(flatten):
 @each_flatten
 def test_what_a_step_refuses_changes_nothing_and_has_no_note(flatten):
     weights, optimizer = groups(flatten=flatten)
-    before = contents_of(optimizer)
     weights[3].grad = torch.ones(3).to_sparse()
-    with pytest.raises(RuntimeError, match="gradient of parameter 0 of group 1 must be dense") as caught:
+    sentence = "gradient of parameter 0 of group 1 must be dense"
+    with unchanged(optimizer), pytest.raises(RuntimeError, match=sentence) as caught:
         optimizer.step()
     assert not notes_of(caught)
-    assert_all_equal(contents_of(optimizer), before)
 
 
 @each_flatten
@@ -70,12 +69,11 @@ def test_the_function_says_it_too():
 def test_weights_are_restored_without_allocating_memory():
     # Nothing is allocated on the way out of a swap of parameters of float32.
     _, optimizer = groups()
-    before = contents_of(optimizer)
     mode = FailOperators(0, 0)
-    with optimizer.swap_ema_params():
-        mode.__enter__()
-    mode.__exit__(None, None, None)
-    assert_all_equal(contents_of(optimizer), before)
+    with unchanged(optimizer):
+        with optimizer.swap_ema_params():
+            mode.__enter__()
+        mode.__exit__(None, None, None)
     assert set(mode.seen) == {"aten.copy_.default"}
 
 

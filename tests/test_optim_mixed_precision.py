@@ -1,6 +1,7 @@
 """FusedEmaAdam with 16-bit parameters and scaled gradients: float32 states, and steps that are skipped."""
 
 import copy
+from contextlib import nullcontext
 
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -11,14 +12,13 @@ from torch import nn
 from tests._optim import (
     STATE,
     assert_all_close,
-    assert_all_equal,
     assert_same,
     averaged_model,
-    contents_of,
     each_flatten,
     step_with,
     train,
     trained,
+    unchanged,
 )
 
 HALF = [torch.bfloat16, torch.float16]
@@ -138,10 +138,8 @@ def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
             next(model.parameters()).grad[0, 0] = float("inf")
         else:
             count += 1
-        before = contents_of(optimizer)
-        scaler.step(optimizer)
-        if step in infinite_steps:
-            assert_all_equal(contents_of(optimizer), before)
+        with unchanged(optimizer) if step in infinite_steps else nullcontext():
+            scaler.step(optimizer)
         scaler.update()
     return optimizer, count
 
