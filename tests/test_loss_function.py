@@ -46,6 +46,10 @@ def _backward_of_backward(loss, input, target):
     torch.autograd.grad(torch.autograd.grad(value, input, create_graph=True)[0].sum(), target)
 
 
+def _compiled(loss, input, target):
+    torch.compile(lambda t: loss(input, t, 1), backend="aot_eager")(target.requires_grad_()).backward()
+
+
 # Ways to a derivative by the target, of a loss, an input and a target.
 MODES = {
     "backward": lambda loss, x, t: loss(x, t.requires_grad_(), 1).backward(),
@@ -55,9 +59,7 @@ MODES = {
     "func.grad": lambda loss, x, t: torch.func.grad(lambda t: loss(x, t, 1))(t),
     "vmap of grad": lambda loss, x, t: torch.vmap(torch.func.grad(lambda t: loss(x, t, 2)))(t.expand(2, 3)),
     "jvp": lambda loss, x, t: torch.func.jvp(lambda t: loss(x, t, 1), (t,), (torch.ones_like(t),)),
-    "compiled": lambda loss, x, t: torch.compile(lambda t: loss(x, t, 1), backend="aot_eager")(
-        t.requires_grad_()
-    ).backward(),
+    "compiled": _compiled,
 }
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
