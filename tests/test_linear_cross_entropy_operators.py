@@ -50,7 +50,7 @@ class TestOnlineMaxSum(RawOperatorContract):
         {
             "integers": (0, Tensor.long, TypeError, "input must have a floating-point dtype, but it has torch.int"),
             "dtype of weight": (1, Tensor.half, TypeError, "weight must have dtype torch.float32 as input has, but it"),
-            "dtype of target": (2, Tensor.short, TypeError, "target must have dtype torch.int64 or torch.int32, but"),
+            "target": (2, Tensor.short, TypeError, "target must have dtype torch.int64 or torch.int32, but it has"),
             "rank of input": (0, lambda x: x[None], ValueError, r"input must have 2 dimensions, .* \[1, 4, 3\]"),
             "no rows": (1, lambda w: w[:0], ValueError, r"weight must have at least 1 row, but its shape is \[0, 3\]"),
             "features": (1, lambda w: w[:, 1:], ValueError, r"weight must have shape \[V, H\] = \[5, 3\], .* \[5, 2\]"),
@@ -93,7 +93,7 @@ class TestLossWithMaxSum(RawOperatorContract):
             "16-bit maximum": (0, Tensor.half, TypeError, "logits_max must have dtype torch.float32 or torch.float64"),
             "dtypes": (1, Tensor.double, TypeError, "sum_exp_logits must have dtype torch.float32 as logits_max has"),
             "rank": (0, lambda x: x[None], ValueError, r"logits_max must have 1 dimensions, but its shape is \[1, 3\]"),
-            "lengths": (2, lambda x: x[1:], ValueError, r"predicted_logits must have shape \[BT\] = \[3\], .* \[2\]"),
+            "size": (2, lambda x: x[1:], ValueError, r"predicted_logits must have shape \[BT\] = \[3\], but .* \[2\]"),
             "integers": (3, Tensor.long, TypeError, "logits must have a floating-point dtype, but it has torch.int64"),
             "rows": (3, lambda x: x[1:], ValueError, r"logits must have shape \[BT, V\] = \[3, 2\], .* \[2, 2\]"),
         },
