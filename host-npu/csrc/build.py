@@ -71,7 +71,7 @@ class Library:
         torch: Libraries of the torch package.
         torch_npu: Libraries of the torch_npu package.
         joined: Compile the sources as one, because their headers take longer than they do.
-        flags: What the compiler is told beside the flags of all libraries.
+        flags: What the compiler and the linker are told beside the flags of all libraries.
         optimisation: The same, unless it is to instrument them.
         functions: The functions of CANN whose names its sources include, by what their names begin with.
     """
@@ -120,6 +120,7 @@ _SPECIAL = (
         links=("acl_op_compiler", "ascendcl", "hccl", "nnopbase", "opapi"),
         torch=("torch_cpu", "c10"),
         joined=True,
+        flags=("-fopenmp",),  # at::parallel_for
         optimisation=_CALLS_OF_TORCH,
     ),
     Library("host_npu_loader", torch=("c10",)),
@@ -268,7 +269,8 @@ class _Builder:
             if names:
                 links += [f"-L{_package(package) / 'lib'}", *(f"-l{name}" for name in names)]
         command = [
-            *(*self.compiler, "-shared", *self.flags, *self.instrument, "-o", str(target), *map(str, objects)),
+            *(*self.compiler, "-shared", *self.flags, *library.flags, *self.instrument),
+            *("-o", str(target), *map(str, objects)),
             *(f"-Wl,-soname,{library.file}", "-Wl,-rpath,$ORIGIN", *self.complete, f"-L{self.destination}", *links),
         ]
         inputs = [*objects, *(self.destination / f"lib{name}.so" for name in library.links)]

@@ -1,5 +1,6 @@
 #include "host_npu_formulas/attention_blocks.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
@@ -7,6 +8,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <bit>
@@ -50,8 +52,10 @@ std::int64_t fitting(std::int64_t size, std::int64_t available) {
     return std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(size, 1), 1, std::max<std::int64_t>(available, 1));
 }
 
+// Several threads share the batches and heads, unless `in_turn`. A thread computes its blocks alone: PyTorch's
+// functions would divide every one of their small tensors among the threads, and wait for them.
 template <class Body>
-void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, const Body& body) {
+void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, bool in_turn, const Body& body) {
     const auto batches = query.size(0), heads = query.size(1), rows = query.size(2), keys = key.size(2);
     // Shapes need no blocks.
     if (query.is_meta()) {
@@ -62,8 +66,11 @@ void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, c
         std::min(std::max<std::int64_t>(rows, 1), std::max(kRows, kScores / std::max<std::int64_t>(keys * heads, 1)));
     const auto some_heads = fitting(keys * some_rows, heads);
     const auto some_batches = some_heads == heads ? fitting(keys * some_rows * heads, batches) : 1;
-    for (std::int64_t batch = 0; batch < batches; batch += some_batches) {
-        for (std::int64_t head = 0; head < heads; head += some_heads) {
+    const auto across_heads = at::divup(heads, some_heads);
+    const auto compute = [&](std::int64_t begin, std::int64_t end) {
+        const c10::InferenceMode without_autograd;  // of this thread
+        for (std::int64_t index = begin; index < end; ++index) {
+            const auto batch = index / across_heads * some_batches, head = index % across_heads * some_heads;
             for (std::int64_t row = 0; row < rows; row += some_rows) {
                 const auto count = std::min(some_rows, rows - row);
                 const auto attended =
@@ -72,6 +79,12 @@ void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, c
                            row, count, attended});
             }
         }
+    };
+    const auto parts = at::divup(batches, some_batches) * across_heads;
+    if (in_turn) {
+        compute(0, parts);
+    } else {
+        at::parallel_for(0, parts, 1, compute);
     }
 }
 
@@ -136,7 +149,7 @@ Forward attend_in_blocks(const Tensor& query, const Tensor& key, const Tensor& v
     const auto q = (query * scores.scale).contiguous(), k = key.contiguous(), v = value.contiguous();
     const Forward all{like_rows(q, v.size(-1)), like_rows(q, 1), like_rows(q, 1)};
     const LeftOut left_out(scores.left_out);
-    for_each_block(q, k, scores.last, [&](const Block& block) {
+    for_each_block(q, k, scores.last, false, [&](const Block& block) {
         auto weights = scores_of(block, q, k, scores, left_out);
         auto max = largest_of(weights);
         if (scores.sink) max = at::maximum(max, sinks_of(*scores.sink, block));
@@ -162,7 +175,8 @@ Gradients gradients_in_blocks(const Tensor& query, const Tensor& key, const Tens
     if (scores.summand) all.summand = at::zeros_like(*scores.summand);
     if (scores.sink) all.sink = at::zeros_like(*scores.sink);
     const LeftOut left_out(scores.left_out);
-    for_each_block(q, k, scores.last, [&](const Block& block) {
+    // Blocks of other batches and heads add to the same gradient of a summand or sink.
+    for_each_block(q, k, scores.last, scores.summand || scores.sink, [&](const Block& block) {
         const auto weights = weights_of(scores_of(block, q, k, scores, left_out), block.of_queries(max));
         auto ds = block.of_queries(d).matmul(block.of_keys(v).transpose(-1, -2));
         if (scores.dropout) ds.mul_(block.of(*scores.dropout));
