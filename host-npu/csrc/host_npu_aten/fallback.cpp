@@ -45,30 +45,33 @@ c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, bool is_writt
                         [&](const at::Tensor& tensor) { return views.view(tensor, may_be_on_host, is_written); });
 }
 
-// Whether the call is a softmax of float32 tensors, or its derivative, whose result is as the first of them.
-bool is_softmax(const c10::OperatorHandle& op, Arguments arguments) {
+// Whether the result of a call has the shape and dtype of its first argument: of all its tensors, which are float32.
+bool is_like_first(const c10::OperatorHandle& op, Arguments arguments) {
     static constexpr std::string_view names[] = {
         "aten::_softmax",
         "aten::_log_softmax",
         "aten::_softmax_backward_data",
         "aten::_log_softmax_backward_data",
+        "aten::add.Tensor",
+        "aten::div.Tensor",
+        "aten::gelu",
+        "aten::mul.Tensor",
+        "aten::sub.Tensor",
     };
-    const auto& [name, overload] = op.operator_name();
-    if (!overload.empty() || std::ranges::find(names, name) == std::end(names)) return false;
-    const auto is_like_first = [&](const c10::IValue* argument) {
+    if (std::ranges::find(names, c10::toString(op.operator_name())) == std::end(names)) return false;
+    return std::ranges::all_of(arguments, [&](const c10::IValue* argument) {
         if (!argument->isTensor()) return true;
         const auto& tensor = argument->toTensor();
         return tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
                tensor.sizes() == arguments[0]->toTensor().sizes();
-    };
-    return std::ranges::all_of(arguments, is_like_first);
+    });
 }
 
 // The host's view of a new NPU tensor for the result, where shape and dtype are known beforehand: some kernels with
 // large results write to device memory themselves. The results of the others are copied there.
 at::Tensor result_in_device_memory(const c10::OperatorHandle& op, Arguments arguments, Views& views) {
     auto shape = shape_of_product(op, arguments);
-    if (!shape && is_softmax(op, arguments)) shape = arguments[0]->toTensor().sizes().vec();
+    if (!shape && is_like_first(op, arguments)) shape = arguments[0]->toTensor().sizes().vec();
     if (!shape) return {};
     const auto options = arguments[0]->toTensor().options().device(*views.device());
     return views.view(at::empty(*shape, options), false, true);
