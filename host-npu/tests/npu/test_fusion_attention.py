@@ -295,3 +295,27 @@ def test_sequences_have_to_fit_the_tokens(tokens, ends, sentence):
     inputs = [torch.zeros(count, heads, 16).npu() for count, heads in zip(tokens, (_HEADS, 2, 2), strict=True)]
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
         torch_npu.npu_fusion_attention(*inputs, _HEADS, "TND", actual_seq_qlen=ends[0], actual_seq_kvlen=ends[1])
+
+
+@pytest.mark.parametrize("has_pse", [False, True], ids=["", "pse of all batches"])
+def test_several_threads_share_batches_and_heads(has_pse):
+    given = [torch.randn(3, 8, 160, 16) for _ in range(3)] + [torch.randn(1, 8, 160, 160)] * has_pse
+    on_npu = [each.npu().requires_grad_() for each in given]
+    weight = torch.randn(given[0].shape)
+    expected = [each.double().requires_grad_() for each in given]
+    query, key, value, *pse = expected
+    scores = sum(pse, query @ key.transpose(-1, -2)) * _SCALE
+    (scores.softmax(-1) @ value).backward(weight.double())
+    torch.npu.synchronize()
+    torch.set_num_threads(2)
+    try:
+        with torch.npu.stream(torch.npu.Stream()):  # whose own thread starts now
+            result = torch_npu.npu_fusion_attention(*on_npu[:3], 8, "BNSD", pse=[*on_npu[3:], None][0], scale=_SCALE)[0]
+            # Often, so that threads that add to the same gradient are seen.
+            found = [torch.autograd.grad(result, on_npu, weight.npu(), retain_graph=True) for _ in range(20)]
+        torch.npu.synchronize()
+    finally:
+        torch.set_num_threads(1)
+    for gradients in found:
+        for actual, wanted in zip(gradients, expected, strict=True):
+            assert_near(actual, wanted.grad, units=8)
