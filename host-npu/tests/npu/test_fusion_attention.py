@@ -311,7 +311,7 @@ def test_several_threads_share_batches_and_heads(has_pse):
     try:
         with torch.npu.stream(torch.npu.Stream()):  # whose own thread starts now
             result = torch_npu.npu_fusion_attention(*on_npu[:3], 8, "BNSD", pse=[*on_npu[3:], None][0], scale=_SCALE)[0]
-            # Often, so that threads that add to the same gradient are seen.
+            # Often: threads that add to the same gradient lose a sum now and then only.
             found = [torch.autograd.grad(result, on_npu, weight.npu(), retain_graph=True) for _ in range(20)]
         torch.npu.synchronize()
     finally:
