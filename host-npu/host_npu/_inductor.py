@@ -1,33 +1,44 @@
-"""What Inductor says of NPU tensors: it generates code for the chip, by triton-ascend."""
+"""Inductor, whose code for a chip is that of triton-ascend: what it would compile for NPUs is called instead."""
 
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-_REGISTRY = "torch._inductor.codegen.common"
+_COMPILER = "torch._inductor.compile_fx"
 _TRITON = "triton"
-_REFUSAL = 'torch.compile(backend="inductor") generates no code for the host NPU: use backend="aot_eager" or "eager"'
 
 
-def _refuse(*arguments: object, **options: object) -> NoReturn:
-    raise RuntimeError(_REFUSAL)
+def _has_npu(model: Any, example_inputs: Sequence[Any]) -> bool:
+    """Return whether an argument or a result of a graph's operators is on an NPU."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    results = [node.meta.get("example_value") for node in model.graph.nodes]
+    found = tree_leaves([list(example_inputs), results])
+    return any(isinstance(one, Tensor) and one.device.type == "npu" for one in found)
 
 
-class _Refusing(type):
-    """The type of a backend that refuses the first question Inductor asks it, before anything is lowered."""
+def _calling(compile_fx: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Inductor's function for graphs without NPU tensors; others call their operators one by one."""
 
-    supports_caching = property(_refuse)
+    @wraps(compile_fx)
+    def compile_or_call(model_: Any, example_inputs_: Sequence[Any], *arguments: Any, **options: Any) -> Any:
+        if not _has_npu(model_, example_inputs_):
+            return compile_fx(model_, example_inputs_, *arguments, **options)
+        if "inner_compile" in options:
+            raise RuntimeError(
+                "the host NPU has no code to write to a file: use torch.compile, which calls the operators of the graph"
+            )
+        from torch._dynamo.backends.debugging import aot_eager
 
+        return aot_eager(model_, list(example_inputs_))
 
-class _Wrapper(metaclass=_Refusing):
-    """The code around kernels, and their scheduling, whichever Inductor creates first."""
-
-    __init__ = _refuse
-    create = staticmethod(_refuse)
+    return compile_or_call
 
 
 class _FolderWithoutCode(importlib.abc.Loader):
@@ -53,30 +64,22 @@ class TritonFinder(importlib.abc.MetaPathFinder):
 
 
 class Importer(importlib.abc.MetaPathFinder):
-    """A meta path finder that registers the refusal for NPUs with Inductor's backends."""
+    """A meta path finder that replaces the function by which Inductor compiles a graph."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the registry, and ``None`` for other modules."""
-        if fullname != _REGISTRY:
+        """Return the spec of the compiler's module, and ``None`` for other modules."""
+        if fullname != _COMPILER:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_register(module: ModuleType) -> None:
+            def execute_and_replace(module: ModuleType) -> None:
                 execute(module)
-                register = module.register_backend_for_device
-                register("npu", _Wrapper, _Wrapper)
+                module.compile_fx = _calling(module.compile_fx)  # type: ignore[attr-defined]
 
-                # Where triton is installed, torch_npu registers its own afterwards.
-                def register_other(device: str, *arguments: object, **options: object) -> None:
-                    if device != "npu":
-                        register(device, *arguments, **options)
-
-                module.register_backend_for_device = register_other  # type: ignore[attr-defined]
-
-            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
         return spec

@@ -1,4 +1,4 @@
-"""``torch.compile`` on the host NPU: backends that call operators compute what the operators do, others are refused."""
+"""``torch.compile`` on the host NPU, which calls the operators of a graph."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch_npu
 from torch import nn
 
 with_captures = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures graphs in another way")
+with_inductor = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 asks triton for the chip first")
 
 
 class Block(nn.Module):
@@ -27,7 +28,12 @@ def _loss_and_gradients(call, block, x):
 
 @pytest.mark.parametrize(
     "backend",
-    ["aot_eager", pytest.param("npugraphs", marks=with_captures), pytest.param("npugraph_ex", marks=with_captures)],
+    [
+        "aot_eager",
+        pytest.param("inductor", marks=with_inductor),
+        pytest.param("npugraphs", marks=with_captures),
+        pytest.param("npugraph_ex", marks=with_captures),
+    ],
 )
 def test_a_block_trains_as_without_it(backend):
     torch._dynamo.reset()
@@ -56,14 +62,28 @@ def test_a_later_call_of_npugraph_ex_overwrites_the_input_and_result_of_the_firs
     assert weight.grad.tolist() == [earlier[0] + 5.0] * 4
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 12), reason="Inductor of torch 2.9 looks for a driver of triton first")
-def test_inductor_names_the_backends_that_run_also_after_npugraphs():
-    refused = pytest.raises(Exception, match='generates no code for the host NPU: use backend="aot_eager"')
-    with refused:
-        torch.compile(lambda x: x.cos() + 1)(torch.rand(4, device="npu"))
-    # npugraphs imports torch_npu's part of Inductor.
+@with_inductor
+@pytest.mark.parametrize(
+    "options", [{"mode": "max-autotune"}, {"mode": "reduce-overhead"}, {"dynamic": True}, {"fullgraph": True}], ids=str
+)
+def test_inductor_takes_its_options(options):
     torch._dynamo.reset()
-    torch.compile(torch.sin, backend="npugraphs")(torch.rand(4, device="npu"))
+    compiled = torch.compile(torch.sin, **options)
+    for size in (4, 5):
+        x = torch.rand(size, device="npu")
+        assert compiled(x).tolist() == x.sin().tolist()
+
+
+@with_inductor
+def test_inductor_calls_the_operators_of_a_graph_without_arguments_and_compiles_that_of_cpu_tensors():
     torch._dynamo.reset()
-    with refused:
-        torch.compile(Block().npu())(torch.rand(4, 16, device="npu"))
+    assert torch.compile(lambda: torch.ones(3, device="npu") * 2)().tolist() == [2, 2, 2]
+    x = torch.rand(4)
+    assert torch.compile(lambda x: x.npu().cos())(x).device.type == "npu"
+    assert torch.allclose(torch.compile(torch.cos)(x), x.cos())
+
+
+def test_inductor_has_no_code_to_write_to_a_file():
+    exported = torch.export.export(Block().npu(), (torch.rand(4, 16, device="npu"),))
+    with pytest.raises(RuntimeError, match="has no code to write to a file: use torch.compile"):
+        torch._inductor.aoti_compile_and_package(exported)
