@@ -141,6 +141,32 @@ class RawOperatorContract:
             tangent = torch.zeros_like(other.primal) if other.tangent is None else other.tangent
             torch.testing.assert_close(result.tangent, tangent)
 
+    def test_transforms_of_a_direct_call_are_those_of_the_formula(self, sample: Sample) -> None:
+        arguments = sample.arguments(Maker(torch.float64))
+        position = sample.differentiable[0]
+        value, ones = arguments[position], torch.ones_like(arguments[position])
+
+        def sums(operator: Any) -> Callable[[Tensor], Tensor]:
+            def total(tensor: Tensor) -> Tensor:
+                outputs = _flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
+                return torch.stack([out.cos().sum() for out in outputs if out.is_floating_point()]).sum()
+
+            return total
+
+        transforms: list[Callable[[Any], Any]] = [
+            lambda f: torch.func.grad(f)(value),
+            lambda f: torch.func.jvp(f, (value,), (ones,))[1],
+            lambda f: torch.func.jvp(torch.func.grad(f), (value,), (ones,))[1],
+            lambda f: torch.vmap(torch.func.grad(f))(torch.stack([value, value * 2])),
+            lambda f: torch.func.grad(lambda batch: torch.vmap(f)(batch).sum())(torch.stack([value, value * 2])),
+        ]
+        for transform in transforms:
+            if self.OPERATOR.is_mutable:
+                with pytest.raises((RuntimeError, ValueError), match=self.OPERATOR.name):
+                    transform(sums(self.OPERATOR.overload))
+            else:
+                torch.testing.assert_close(transform(sums(self.OPERATOR.overload)), transform(sums(self._formula)))
+
     def _formula(self, *arguments: Any) -> Any:
         return self.OPERATOR.formula(*self.OPERATOR.complete(arguments, {}))
 

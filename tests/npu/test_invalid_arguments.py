@@ -87,11 +87,14 @@ LIMITS = {
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", LIMITS)
-def test_unsupported_arguments_raise_with_the_call_and_the_reason(name):
+def test_unsupported_arguments_raise_with_the_call_and_the_reason(name, requires_grad):
     operator_name, arguments, status = LIMITS[name]
     operator = getattr(ops, operator_name)
     on_npu = operator.complete(to_npu(arguments()), {})
+    if requires_grad and not operator.is_mutable:
+        on_npu[0].requires_grad_()
     with pytest.raises(RuntimeError) as caught:
         operator.dispatch(*on_npu)
     meaning = re.escape(meaning_of(status))

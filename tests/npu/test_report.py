@@ -29,7 +29,12 @@ def _step(**options):
     optim.FusedEmaAdam([weight], **options).step()
 
 
-TENSOR, BCE = torch.ones(2), "binary_cross_entropy"
+def _raw(requires_grad=False):
+    tensor = torch.ones(2, device="npu", requires_grad=requires_grad)
+    ops.mse_loss_backward(tensor, tensor, tensor, 0)
+
+
+BCE = "binary_cross_entropy"
 CALLS = {
     "mse_loss": (lambda: _loss("mse_loss", torch.float32), "mse_loss_backward", "cann"),
     "mse_loss in float64": (lambda: _loss("mse_loss", torch.float64), "mse_loss_backward", "fallback"),
@@ -38,7 +43,8 @@ CALLS = {
     "a head in float32": (lambda: _head(torch.float32), "linear_cross_entropy", "fallback"),
     "a head with a softcap": (lambda: _head(torch.bfloat16, softcap=2.0), "linear_cross_entropy", "fallback"),
     "a step": (_step, "apply_fused_ema_adam_", "cann"),
-    "a raw operator": (lambda: ops.mse_loss_backward(*[TENSOR.npu()] * 3, 0), "mse_loss_backward", "cann"),
+    "a raw operator": (_raw, "mse_loss_backward", "cann"),
+    "a raw operator with a gradient": (lambda: _raw(True), "mse_loss_backward", "cann"),
 }
 
 
@@ -81,8 +87,9 @@ def test_compiled_losses_on_a_head_are_counted_with_their_implementation(backend
     assert len(launches) == len(operators) == 3
 
 
-# A raw operator stays on, and torch_npu's loss takes no float64.
-DISABLED = {name: call for name, (call, *_) in CALLS.items() if name not in ("a raw operator", "mse_loss in float64")}
+# Raw operators stay on, and torch_npu's loss takes no float64.
+_OTHERS = ("a raw operator", "a raw operator with a gradient", "mse_loss in float64")
+DISABLED = {name: call for name, (call, *_) in CALLS.items() if name not in _OTHERS}
 DISABLED |= {
     "a batch": _batch,
     "shifted labels": lambda: _batch(shift=True),

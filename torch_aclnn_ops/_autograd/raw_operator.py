@@ -105,8 +105,8 @@ class RawOperator:
         )
         register_vmap(self.overload, self._call_per_sample, lib=_library)
         if not self.is_mutable:
-            function = raw_function(self.name, self.run, self.formula, self._vmap_formula)
-            self._differentiable = EagerOrCompiled(function, self._checked(self.formula), self.run)
+            self._differentiable = self._with_derivatives(self.run)
+            self._of_direct_call = self._with_derivatives(self._run_or_raise)
         _library.impl(self.name, self._autograd, "Autograd", with_keyset=True)
         _extension.register(self)
 
@@ -117,15 +117,15 @@ class RawOperator:
         """
         if kwargs or len(args) != len(self._names):
             args = self.complete(args, kwargs)
-        if in_functorch_transform() and not torch.compiler.is_compiling() and not self.is_mutable:
-            return self._differentiable(*args)
         first = args[0]
+        if is_logging() and isinstance(first, Tensor) and first.device.type == "npu":
+            log_call(self.name, Implementation.CANN, lambda: self.cann)
+        if in_functorch_transform() and not torch.compiler.is_compiling() and not self.is_mutable:
+            return self._of_direct_call(*args)
         if not isinstance(first, Tensor) or first.is_cpu:
             self.check(args, True)
             if not self.is_mutable:
                 return self.apply(*args)
-        if is_logging() and first.device.type == "npu":
-            log_call(self.name, Implementation.CANN, lambda: self.cann)
         return self._launch(*args)
 
     def apply(self, *args: Any) -> Any:
@@ -153,6 +153,14 @@ class RawOperator:
                 log_call(self.name, Implementation.CANN, lambda: self.cann)
             return self._launch(*args)
         return self.fall_back(reason, *args)
+
+    def _run_or_raise(self, *args: Any) -> Any:
+        """Call the operator without autograd; raise if the CANN operator does not support the call."""
+        return self._launch(*args) if args[0].device.type == "npu" else self.run(*args)
+
+    def _with_derivatives(self, run: Kernel) -> EagerOrCompiled:
+        function = raw_function(self.name, run, self.formula, self._vmap_formula)
+        return EagerOrCompiled(function, self._checked(self.formula), run)
 
     def fall_back(self, reason: str, *args: Any) -> Any:
         """Compute a call of :meth:`run` with PyTorch, for this reason."""
@@ -280,7 +288,8 @@ class RawOperator:
             self._check_no_derivatives(complete)
         elif any_differentiated(complete):
             self.check(complete, True)
-            return self._differentiable(*complete)
+            # Below the dispatcher, torch cannot apply a Function in a transform.
+            return (self.formula if in_functorch_transform() else self._of_direct_call)(*complete)
         with AutoDispatchBelowAutograd():
             return self.overload.redispatch(after_autograd_keyset & keyset, *args, **kwargs)
 
