@@ -208,6 +208,17 @@ def test_any_call_behaves_like_torchs(call):
     assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("shape", [(5, C + 1), (6, C), (5, 1), (6,), (6, 6), (), (5, C, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_target_of_another_shape_raises_torchs_exception(shape, dtype):
+    arguments = torch.ones(5, H), torch.ones(C, H), torch.zeros(shape, dtype=dtype)
+    with pytest.raises((RuntimeError, ValueError)) as theirs:
+        torchs.functional.linear_cross_entropy(*arguments)
+    with pytest.raises(theirs.type, match="linear_cross_entropy: target must have shape") as mine:
+        ours.linear_cross_entropy(*arguments)
+    assert mine.type is theirs.type
+
+
 def test_the_loss_of_many_bfloat16_rows_is_exact():
     # torch's chunked function adds this loss up in bfloat16 and is off by a tenth or more.
     make = Maker(torch.bfloat16)

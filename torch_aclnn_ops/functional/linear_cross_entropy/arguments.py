@@ -127,7 +127,8 @@ def _broken_shapes(call: Call, classes: int | None) -> _Broken:
         return
     if target.shape != (*rows, classes):
         accepted = f"have shape {list(rows)} or {[*rows, classes]} with an input of shape {list(input.shape)}"
-        yield "target", accepted, f"has shape {list(target.shape)}", ValueError
+        error = ValueError if target.shape[:1] != rows[:1] else RuntimeError  # as torch
+        yield "target", accepted, f"has shape {list(target.shape)}", error
     if not target.is_floating_point():
         yield "target", "have a floating-point dtype, as probabilities have", f"has {target.dtype}", RuntimeError
     if call.ignore_index is not None:
