@@ -278,7 +278,9 @@ def test_an_option_with_contents_that_became_invalid_raises(options, spoil, sent
 _COMPLEX = torch.ones(2, dtype=torch.complex64)
 BAD_GRADIENTS = {
     "sparse": (torch.ones(2, 2), torch.eye(2).to_sparse(), r"must be dense, but it is torch\.sparse_coo"),
-    "complex": (_COMPLEX, _COMPLEX, r"must have a real floating-point dtype, but it has torch\.complex64"),
+    "complex": (_COMPLEX, _COMPLEX, r"must have a real dtype of 16, 32 or 64 bits, but it has torch\.complex64"),
+    # Its second moment would be 0.
+    "8 bits": (*[torch.ones(2).to(torch.float8_e4m3fn)] * 2, r"must have a real dtype .*, but it has .*float8_e4m3fn"),
 }
 if hasattr(torch.Tensor, "grad_dtype"):  # without it, as in torch 2.9, torch refuses such a gradient
     BAD_GRADIENTS["of another dtype"] = (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops._tensors import is_dtensor, local
+from torch_aclnn_ops._tensors import DTYPES, is_dtensor, local
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update, update
 
@@ -39,7 +39,7 @@ def fused_ema_adam(
     Never synchronizes with a device: tensor options are read if they are on the CPU, and else applied on the device.
 
     Args:
-        params: Parameters, real floating point, of any shape, on any device.
+        params: Parameters, real floating point of 16, 32 or 64 bits, of any shape, on any device.
         grads: Gradients, dense. All lists except ``steps`` must match the dtype, shape and device of the parameters.
         exp_avgs: Exponential moving averages of the gradients.
         exp_avg_sqs: Exponential moving averages of the squared gradients.
@@ -164,8 +164,8 @@ def mismatch(tensor: Tensor, param: Tensor) -> str | None:
         return f"must be a {kinds[0]}, as its parameter is, but it is a {kinds[1]}"
     if tensor.layout != torch.strided:
         return f"must be dense, but it is {tensor.layout}"
-    if not tensor.is_floating_point():
-        return f"must have a real floating-point dtype, but it has {tensor.dtype}"
+    if tensor.dtype not in DTYPES:
+        return f"must have a real dtype of 16, 32 or 64 bits, but it has {tensor.dtype}"
     if tensor.dtype != param.dtype or tensor.shape != param.shape or tensor.device != param.device:
         return (
             f"must be {param.dtype} {list(param.shape)} on {param.device}, as its parameter is,"

@@ -52,8 +52,8 @@ class FusedEmaAdam(EmaOptimizer):
 
     Args:
         params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below
-            except ``flatten``, and keys of your own. Real floating point (frozen ones of any dtype), of any shape, on
-            any device.
+            except ``flatten``, and keys of your own. Real floating point of 16, 32 or 64 bits (frozen ones of any
+            dtype), of any shape, on any device.
         lr: Learning rate, finite and at least 0. A one-element tensor may be on the CPU or on the parameters' device;
             a step never synchronizes with it.
         betas: Decay of the moving averages of the gradient and of its square, each in [0, 1).
