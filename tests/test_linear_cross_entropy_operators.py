@@ -116,6 +116,11 @@ def _wide_dtype(make):
     return torch.float64 if make.dtype == torch.float64 else torch.float32
 
 
+def _square(make):
+    input, weight = make.normal(5, 5), make.normal(5, 5)
+    return make.normal(5), input, weight, make.index(2, 5).bool(), make.index(5, 5), None, None, weight
+
+
 class TestLossGrad(RawOperatorContract):
     CANN_DTYPES = HALF_DTYPES
     CANN_SAMPLES = (Sample("softmax of 128 classes", _softmax_of_128_classes),)
@@ -162,8 +167,15 @@ class TestLossGrad(RawOperatorContract):
             "16-bit softmax": (7, Tensor.half, TypeError, "softmax must have dtype torch.float32 for an input of"),
             "softmax": (7, lambda x: x[:, 1:], ValueError, r"softmax must have shape \[BT, V\] = \[11, 5\], .* 4\]"),
             "boolean": (3, lambda m: m[1:], ValueError, r"target_mask must have shape \[BT\] = \[11\], but .* \[10\]"),
+            "expanded": (
+                7,
+                lambda x: x[:1].expand_as(x),
+                RuntimeError,
+                "softmax must not have internal overlap, because",
+            ),
         },
     )
+    ERROR_INPUTS.append(ErrorInput("shared memory", _square, RuntimeError, "softmax and weight must not share memory"))
 
 
 def test_the_example_of_the_cann_documentation():

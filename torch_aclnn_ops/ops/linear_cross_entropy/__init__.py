@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
-from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
+from torch_aclnn_ops._checks import (
+    check_dtype,
+    check_floating_point,
+    check_in_place,
+    check_rank,
+    check_shape,
+    values_are_readable,
+)
 from torch_aclnn_ops._tensors import accumulation_dtype, widen
 
 import torch
@@ -236,6 +243,8 @@ def _check_grad(
     check_shape(_GRAD, (rows,), "[BT]", masked_target=masked_target)
     shape, meaning = ((rows,), "[BT]") if softmax is None else ((rows, classes), "[BT, V]")
     check_shape(_GRAD, shape, meaning, **statistics)
+    if softmax is not None:
+        check_in_place(_GRAD, {"softmax": softmax}, grad=grad, input=input, weight=weight)
 
 
 def _check_values_of_grad(
