@@ -123,12 +123,6 @@ void require_rank_of_format(const Named& out) {
     }
 }
 
-// Of an undefined format, -1, CANN keeps the last byte.
-bool same_format(const Named& first, const Named& second) {
-    const auto known = [](int format) { return format == -1 ? 0xFF : format; };
-    return known(first->format) == known(second->format);
-}
-
 Plan plan_backward(const Named& grad, const Named& self, const Named& target, const Named& weight,
                    std::int64_t reduction, const Named& out) {
     require_present({grad, self, target, out});
@@ -137,8 +131,9 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, co
     require_rank_at_most_8({out});
     for (const auto& argument : {self, grad, target, out}) require_dtype(argument, float_dtypes());
     if (weighted) require_dtype(weight, float_dtypes());
-    require(same_format(self, target), kParamInvalid, "self and target have different formats");
-    require(!weighted || same_format(self, weight), kParamInvalid, "self and weightOptional have different formats");
+    require(same_format(self->format, target->format), kParamInvalid, "self and target have different formats");
+    require(!weighted || same_format(self->format, weight->format), kParamInvalid,
+            "self and weightOptional have different formats");
     if (!self->empty()) {
         require_shape(out, self->shape);
         require_broadcasts_to_self(target, self);

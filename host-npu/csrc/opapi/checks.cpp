@@ -73,6 +73,11 @@ void require_public_format(const Named& argument) {
             static_cast<int>(argument->format));
 }
 
+bool same_format(aclFormat first, aclFormat second) {
+    const auto known = [](int format) { return format == ACL_FORMAT_UNDEFINED ? 0xFF : format; };
+    return known(first) == known(second);
+}
+
 bool is_copied(const Layout& layout) {
     return !is_private_format(layout.format) && layout.numel() > 1 && !layout.contiguous();
 }
@@ -93,8 +98,9 @@ bool Result::has_shape_of(const Layout& out) const {
 void require_view_copy(const Result& result, const Named& out) {
     require(result.dtype == out->dtype, kInnerNullPointer, "the result has dtype ", dtype_name(result.dtype), ", ",
             out.name, " has ", dtype_name(out->dtype));
-    require(result.format == out->format || result.format == ACL_FORMAT_ND, kInnerNullPointer, "the result has format ",
-            static_cast<int>(result.format), ", ", out.name, " has ", static_cast<int>(out->format));
+    require(result.format == ACL_FORMAT_ND || same_format(result.format, out->format), kInnerNullPointer,
+            "the result has format ", static_cast<int>(result.format), ", ", out.name, " has ",
+            static_cast<int>(out->format));
     if (!result.has_shape_of(out.layout())) {
         require(false, kInnerNullPointer, "the result has shape ", to_string(result.shape), ", ", out.name, " has ",
                 to_string(out->shape));

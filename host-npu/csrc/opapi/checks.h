@@ -50,6 +50,9 @@ bool is_copied(const Layout& layout);
 // Refuses strided inputs that reach outside their storage: the copy looks, and only the copy.
 void require_copyable(Arguments inputs);
 
+// Of an undefined format, -1, CANN keeps the last byte.
+bool same_format(aclFormat first, aclFormat second);
+
 // What a kernel leaves, before it is copied to an output.
 struct Result {
     Dims shape;

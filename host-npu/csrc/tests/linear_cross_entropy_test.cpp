@@ -30,6 +30,24 @@ const Case no_columns{"fused_linear_online_max_sum/inner_size_0", [] {
                           expect_close(call.logits.values(), std::vector<double>(15, 0), 0, "logits");
                       }};
 
+// An aclFormat has two numbers for an undefined format.
+const Case undefined_formats{"fused_linear_online_max_sum/formats_-1_and_255_are_the_same", [] {
+                                 const auto with = [](int format) {
+                                     return [=](OnlineMaxSum& call) {
+                                         call.target = {ACL_INT32, {3}, {0}, {.format = ACL_FORMAT_UNDEFINED}};
+                                         const View view{.format = static_cast<aclFormat>(format)};
+                                         for (auto* tensor : {&call.max, &call.sum, &call.predicted}) {
+                                             *tensor = {ACL_FLOAT, {3}, {0}, view};
+                                         }
+                                         call.mask = {ACL_UINT8, {1}, {0}, view};
+                                         call.masked_target = {ACL_INT32, {3}, {0}, view};
+                                     };
+                                 };
+                                 check_rows<OnlineMaxSum>({{"the target's", with(ACL_FORMAT_UNDEFINED)},
+                                                           {"255", with(255)},
+                                                           {"another", with(ACL_FORMAT_ND), 561103}});
+                             }};
+
 // Phase one of these two does not look at what the launch says.
 template <class Call>
 void fails_in_phase_two(Call& call, aclnnStatus status) {
