@@ -42,7 +42,7 @@ _WITH_GRAPH_OPERATORS = ("Ascend910", "Ascend310P")
 
 # Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/npu/test_every_operator.py.
 _GRAPH_FUNCTIONS = """
-    npu_alloc_float_status npu_apply_adam npu_apply_adam_w npu_batch_nms npu_bert_apply_adam npu_bmmV2
+    npu_alloc_float_status npu_batch_nms npu_bmmV2
     npu_bounding_box_decode npu_bounding_box_encode npu_broadcast npu_ciou npu_clear_float_status npu_conv2d
     npu_conv_transpose2d npu_diou npu_dropout_do_mask npu_dropout_with_add_softmax npu_fused_attention_score
     npu_get_float_status npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm npu_lstm_cell
@@ -52,6 +52,14 @@ _GRAPH_FUNCTIONS = """
     npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample npu_transpose
     npu_view_copy
 """.split()
+
+# Others, whose graph operator is simulated.
+_SIMULATED_FUNCTIONS = {
+    "npu_apply_adam": "ApplyAdamD",
+    "npu_apply_adam_w": "ApplyAdamW",
+    "npu_bert_apply_adam": "ApplyAdamV2",
+    "npu_scaled_masked_softmax": "ScaledMaskedSoftmax",
+}
 
 _INTRODUCTION = """\
 # Operators of CANN
@@ -214,7 +222,8 @@ def found(name: str, soc: str = "") -> list[str]:
     function = name.rpartition(".")[2]
     wanted, answers = _wanted(name), _all_answers()
     alike = _alike(wanted, answers)
-    lines = [_line(function, answers, soc)] if function in _GRAPH_FUNCTIONS else []
+    own = _SIMULATED_FUNCTIONS.get(function, function)
+    lines = [_line(own, answers, soc)] if own in {*_GRAPH_FUNCTIONS, *_libraries.graph_operators()} else []
     lines += [_line(operator, answers, soc) for operator in alike]
     if alike and soc in _WITH_GRAPH_OPERATORS and is_of_torch_npu(function):
         lines.append(f"On {soc} torch_npu calls graph operators instead, unless set_compile_mode(jit_compile=False)")

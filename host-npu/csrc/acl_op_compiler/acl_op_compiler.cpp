@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -103,18 +102,13 @@ std::optional<std::string> operator_on_stack() {
     return found;
 }
 
-// The functions of torch_npu whose graph operators are simulated.
-std::set<std::string>& simulated_functions() {
-    static auto& all = *new std::set<std::string>;
-    return all;
-}
-
 // Whether the operator may go on. With allow_internal_format=False, the result of npu_format_cast is in a base format,
 // and Identity copies it. Between devices torch_npu copies by graph operators, which are simulated.
 bool goes_on(const std::optional<std::string>& name) {
-    return name && (*name == "copy_" || name->find("npu_format_cast") != std::string::npos ||
-                    simulated_functions().contains(*name));
+    return name && (*name == "copy_" || name->find("npu_format_cast") != std::string::npos);
 }
+
+thread_local bool is_in_simulated_function = false;
 
 std::map<std::string, host_npu::GraphOperator>& simulated() {
     static auto& all = *new std::map<std::string, host_npu::GraphOperator>{{"Identity", host_npu::run_identity}};
@@ -146,10 +140,10 @@ aclError run_operator(const char* type, int inputs, const aclTensorDesc* const i
 
 }  // namespace
 
-void host_npu::simulate_graph_operator(const char* name, GraphOperator run, const char* function) {
-    simulated()[name] = run;
-    if (function != nullptr) simulated_functions().insert(function);
-}
+void host_npu::simulate_graph_operator(const char* name, GraphOperator run) { simulated()[name] = run; }
+
+host_npu::InSimulatedFunction::InSimulatedFunction() { is_in_simulated_function = true; }
+host_npu::InSimulatedFunction::~InSimulatedFunction() { is_in_simulated_function = false; }
 
 // The names of the simulated graph operators, each on a line.
 extern "C" HOST_NPU_EXPORT const char* host_npu_list_graph_operators() {
@@ -183,7 +177,7 @@ aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
         if (value == nullptr) return refuse(ACL_ERROR_INVALID_PARAM, "aclSetCompileopt: value is null");
         if (opt == ACL_OP_JIT_COMPILE) {
             if (value != std::string("disable")) has_compiled_at_calls = true;
-            if (is_about_to_queue_graph_operator() && !has_compiled_at_calls) {
+            if (is_about_to_queue_graph_operator() && !has_compiled_at_calls && !is_in_simulated_function) {
                 const auto name = operator_on_stack();
                 if (!goes_on(name)) return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(name));
             }

@@ -26,9 +26,15 @@ struct GraphCall {
 // Puts the operator on the stream; returns why it cannot be run, if so.
 using GraphOperator = std::optional<std::string> (*)(const GraphCall& call);
 
-// Lets an operator of the name be run by a function, also where torch_npu's `function` calls it at jit_compile=False.
-// Call it while a library is loaded.
-HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run, const char* function = nullptr);
+// Lets an operator of the name be run by a function. Call it while a library is loaded.
+HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run);
+
+// A function of torch_npu whose graph operators are simulated, also at jit_compile=False, while the thread is in it.
+class HOST_NPU_EXPORT InSimulatedFunction {
+  public:
+    InSimulatedFunction();
+    ~InSimulatedFunction();
+};
 
 // Whether tensors in this format are stored in another order than their rows.
 inline bool is_private(aclFormat format) {

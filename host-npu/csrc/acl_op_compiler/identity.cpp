@@ -155,22 +155,22 @@ void copy_elements(const aclTensorDesc& from, const void* source, const aclTenso
 std::optional<std::string> run_identity(const GraphCall& call) {
     if (call.inputs.size() != 1 || call.outputs.size() != 1) return "it has one input and one output";
     const auto& [from, source] = call.inputs[0];
-    const auto& [to, destination] = call.outputs[0];
+    auto [to, destination] = call.outputs[0];
     if (from.type != to.type || item_size(to.type) == 0) return "its output has another dtype than its input";
-    if (from.dims != to.dims) {
-        return "its output has another shape than its input; a part of a tensor in a private format is not simulated: "
-               "cast the tensor to a base format first, with npu_format_cast";
-    }
+    // Where all of a copy in a base format is cast back to write a part, torch_npu describes the part.
+    if (is_private(to.storage_format)) to.dims = from.dims;
+    if (from.dims != to.dims) return "its output has another shape than its input";
     if (product(to.dims) == 0 && all_at_least(0, to.dims)) return std::nullopt;
     if (!has_places(from) || !has_places(to)) {
         return "its formats are " + std::to_string(from.storage_format) + " and " + std::to_string(to.storage_format) +
                "; only the base formats, FRACTAL_NZ, NC1HWC0, FRACTAL_Z and FRACTAL_Z_3D are simulated, with a place "
                "for every element";
     }
-    const auto status = enqueue(call.stream, call.name, [input = call.inputs[0], output = call.outputs[0]] {
-        copy_elements(input.desc, host_alias(input.memory.data, stored_bytes(input.desc)), output.desc,
-                      host_alias(output.memory.data, stored_bytes(output.desc)));
-    });
+    const auto status =
+        enqueue(call.stream, call.name, [input = call.inputs[0], output = GraphTensor{to, destination}] {
+            copy_elements(input.desc, host_alias(input.memory.data, stored_bytes(input.desc)), output.desc,
+                          host_alias(output.memory.data, stored_bytes(output.desc)));
+        });
     if (status != ACL_SUCCESS) return "the launch failed with status " + std::to_string(status);
     return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/copy_ops.h>
 #include <c10/util/Exception.h>
+#include <torch_npu/csrc/aten/CustomFunctions.h>
 #include <torch_npu/csrc/core/npu/NPUFormat.h>
 
 #include "host_npu_aten/views.h"
@@ -29,6 +30,17 @@ void read_number(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
                 "torch_npu reads a wrong number from a part of a tensor in a private format (",
                 at_npu::native::get_npu_format(tensor), "): cast it by torch_npu.npu_format_cast(tensor, 2) first");
     read_of_torch_npu().callBoxed(op, keys, stack);
+}
+
+// aten::copy_, of which torch_npu would write to a part of a tensor in a private format where the tensor begins.
+at::Tensor& copy(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+    if (!self.is_privateuseone() || is_in_base_format(self)) {
+        const c10::DispatchKeySet after(c10::DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
+        return at::_ops::copy_::redispatch(keys & after, self, source, non_blocking);
+    }
+    const auto rows = at_npu::native::npu_format_cast(self, ACL_FORMAT_ND);
+    rows.copy_(source);
+    return at_npu::native::custom_ops::npu_format_cast_(self, rows);
 }
 
 // Whether aten::copy_ leaves out that the destination is a conjugate. Two conjugates are copied right on a device.
@@ -61,6 +73,9 @@ void register_refusals(torch::Library& kernels) {
     static auto& conjugates =
         *new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Conjugate, __FILE__, __LINE__);
     conjugates.impl("copy_", TORCH_FN(copy_conjugate));
+    static auto& copies =
+        *new torch::Library(torch::Library::IMPL, "aten", DispatchKey::BackendSelect, __FILE__, __LINE__);
+    copies.impl("copy_", TORCH_FN(copy));
     static auto& without_tensors =
         *new torch::Library(torch::Library::IMPL, "npu", DispatchKey::BackendSelect, __FILE__, __LINE__);
     without_tensors.impl("empty_with_swapped_memory",

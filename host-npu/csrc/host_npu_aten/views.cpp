@@ -59,9 +59,6 @@ at::Tensor Views::in_base_format(const at::Tensor& tensor, bool is_written) {
         known.is_written |= is_written;
         return known.copy;
     }
-    TORCH_CHECK(!is_written || (tensor.is_contiguous() && tensor.storage_offset() == 0),
-                "the host NPU does not write to a view of a part of a tensor in a private format (",
-                at_npu::native::get_npu_format(tensor), "): cast it by torch_npu.npu_format_cast(tensor, 2) first");
     return converted_.emplace_back(tensor, at_npu::native::npu_format_cast(tensor, ACL_FORMAT_ND), is_written).copy;
 }
 

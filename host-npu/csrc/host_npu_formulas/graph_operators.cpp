@@ -1,4 +1,5 @@
-// The graph operators (aclop) that torch_npu calls with jit_compile=True: copies, casts, losses and embeddings.
+// The graph operators (aclop) of copies, casts, losses and embeddings, which torch_npu calls with jit_compile=True, and
+// of functions that are nothing else.
 #include "acl_op_compiler/graph_operators.h"
 
 #include <ATen/ops/binary_cross_entropy.h>
@@ -8,7 +9,9 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/mse_loss_backward.h>
+#include <torch/library.h>
 
+#include "host_npu_formulas/adam.h"
 #include "host_npu_formulas/formula.h"
 #include "host_npu_formulas/masked_softmax.h"
 #include "host_npu_formulas/scalar_type.h"
@@ -37,11 +40,13 @@ class RunningOperator {
         return on_host_[index].defined() ? on_host_[index] : in_memory(call_.inputs[index]);
     }
     Tensor floats(std::size_t index) const { return widened(input(index)); }
+    Tensor scalar(std::size_t index) const { return floats(index).reshape({}); }
+    bool has_input(std::size_t index) const { return call_.inputs[index].desc.type != ACL_DT_UNDEFINED; }
     // What the operator describes by its shape only.
     Tensor all_memory(std::size_t index) const { return whole(call_.inputs[index]); }
     at::IntArrayRef sizes_of_output() const { return call_.outputs[0].desc.dims; }
-    void set_output(const Tensor& result) const {
-        const auto& output = call_.outputs[0];
+    void set_output(const Tensor& result, std::size_t index = 0) const {
+        const auto& output = call_.outputs[index];
         if (!is_private(output.desc.storage_format)) {
             in_memory(output).copy_(result);
             return;
@@ -59,10 +64,14 @@ class RunningOperator {
     std::int64_t integer(std::size_t index) const { return integers(index).at(0); }
 
     std::int64_t integer_attribute(const char* name) const { return attribute<std::int64_t>(name); }
+    bool is_set(const char* name) const {
+        return call_.attributes.values.contains(name) && attribute<std::int64_t>(name) != 0;
+    }
+    std::string text_attribute(const char* name) const { return attribute<std::string>(name); }
     float float_attribute(const char* name) const { return attribute<float>(name); }
 
     std::int64_t reduction() const {
-        const auto name = attribute<std::string>("reduction");
+        const auto name = text_attribute("reduction");
         if (name == "none") return at::Reduction::None;
         TORCH_CHECK(name == "mean" || name == "sum", "its attribute reduction must be none, mean or sum, but it is ",
                     name);
@@ -185,6 +194,44 @@ void scaled_masked_grad(const RunningOperator& call) {
            scaled_masked_softmax_grad(call.floats(0), call.floats(1), call.input(2), call.float_attribute("scale")));
 }
 
+void assign(const RunningOperator& call, const AdamStep& step) {
+    call.set_output(step.var, 0);
+    call.set_output(step.m, 1);
+    call.set_output(step.v, 2);
+}
+
+void apply_adam_w(const RunningOperator& call) {
+    const bool amsgrad = call.is_set("amsgrad");
+    TORCH_CHECK(!amsgrad || call.has_input(11), "amsgrad needs max_grad_norm");
+    assign(call, adam_w_step({call.floats(0), call.floats(1), call.floats(2)},
+                             call.is_set("maximize") ? -call.floats(10) : call.floats(10),
+                             amsgrad ? call.floats(11) : Tensor(), call.scalar(5), call.scalar(7), call.scalar(8),
+                             call.scalar(6), call.scalar(9), 1 - call.scalar(3) * call.scalar(7),
+                             1 - call.scalar(4) * call.scalar(8)));
+}
+
+// Adam of TensorFlow: the powers are those of this step, and epsilon is added before the corrections.
+void apply_adam(const RunningOperator& call) {
+    const auto beta1 = call.scalar(6), grad = call.floats(9);
+    auto step = moments({call.floats(0), call.floats(1), call.floats(2)}, grad, beta1, call.scalar(7));
+    const auto lr = call.scalar(5) * (1 - call.scalar(4)).sqrt() / (1 - call.scalar(3));
+    const auto direction = call.is_set("use_nesterov") ? step.m * beta1 + grad * (1 - beta1) : step.m;
+    step.var = step.var - lr * direction / (step.v.sqrt() + call.scalar(8));
+    assign(call, step);
+}
+
+// Adam of BERT, without corrections. The document clips to max_grad_norm, the kernel of the 910B to 1.
+void apply_adam_v2(const RunningOperator& call) {
+    TORCH_CHECK(call.text_attribute("adam_mode") == "adam", "the host NPU computes adam_mode 0 only");
+    const auto max_norm = call.scalar(8).item<float>(), norm = call.scalar(9).item<float>();
+    TORCH_CHECK(max_norm <= 0 || max_norm == 1, "the host NPU clips to a max_grad_norm of 1 only, not ", max_norm);
+    const auto grad = max_norm > 0 && norm > 1 ? call.floats(7) / norm : call.floats(7);
+    auto step = moments({call.floats(0), call.floats(1), call.floats(2)}, grad, call.scalar(4), call.scalar(5));
+    const auto update = step.m / (step.v.sqrt() + call.scalar(6)) + step.var * call.scalar(10);
+    step.var = step.var - call.scalar(3) * update;
+    assign(call, step);
+}
+
 // A copy of each input that is in the host's memory, which torch_npu frees after the call.
 std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
     std::vector<Tensor> copies;
@@ -198,14 +245,16 @@ std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
 }
 
 // Operators that take all memory take it as it lies.
-template <std::size_t inputs, void (*compute)(const RunningOperator&), bool takes_all_memory = false>
+template <std::size_t inputs, void (*compute)(const RunningOperator&), bool takes_all_memory = false,
+          std::size_t outputs = 1>
 std::optional<std::string> run(const GraphCall& call) {
-    if (call.inputs.size() != inputs || call.outputs.size() != 1) {
+    if (call.inputs.size() != inputs || call.outputs.size() != outputs) {
         return "it has " + std::to_string(call.inputs.size()) + " inputs and " + std::to_string(call.outputs.size()) +
-               " outputs; it must have " + std::to_string(inputs) + " and 1";
+               " outputs; it must have " + std::to_string(inputs) + " and " + std::to_string(outputs);
     }
     for (const auto* const tensors : {&call.inputs, &call.outputs}) {
         for (const auto& tensor : *tensors) {
+            if (tensor.desc.type == ACL_DT_UNDEFINED) continue;  // an optional input
             const auto type = std::to_string(tensor.desc.type);
             if (tensor.desc.type == ACL_BF16 && !has_bfloat16())
                 return "a tensor has dtype bfloat16, which this chip does not have";
@@ -268,11 +317,27 @@ const bool registered = [] {
     simulate_graph_operator("BinaryCrossEntropyGrad", run<4, binary_cross_entropy_grad>);
     simulate_graph_operator("GatherV2", run<3, gather>);
     simulate_graph_operator("EmbeddingDenseGrad", run<2, embedding_dense_grad>);
-    simulate_graph_operator("ScaledMaskedSoftmax", run_masked<2, scaled_masked>, "npu_scaled_masked_softmax");
-    simulate_graph_operator("ScaledMaskedSoftmaxGrad", run_masked<3, scaled_masked_grad>,
-                            "npu_scaled_masked_softmax_backward");
+    simulate_graph_operator("ScaledMaskedSoftmax", run_masked<2, scaled_masked>);
+    simulate_graph_operator("ScaledMaskedSoftmaxGrad", run_masked<3, scaled_masked_grad>);
+    simulate_graph_operator("ApplyAdamW", run<12, apply_adam_w, false, 3>);
+    simulate_graph_operator("ApplyAdamD", run<10, apply_adam, false, 3>);
+    simulate_graph_operator("ApplyAdamV2", run<11, apply_adam_v2, false, 3>);
     return true;
 }();
+
+void call_simulated(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const InSimulatedFunction simulated;
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect),
+                       stack);
+}
+
+// Functions of torch_npu that call these operators also at jit_compile=False.
+TORCH_LIBRARY_IMPL(npu, BackendSelect, functions) {
+    for (const auto* const name : {"npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward",
+                                   "npu_apply_adam.out", "npu_apply_adam_w.out", "npu_bert_apply_adam.out"}) {
+        functions.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_simulated>());
+    }
+}
 
 }  // namespace
 }  // namespace host_npu::graph

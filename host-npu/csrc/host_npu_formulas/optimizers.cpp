@@ -1,9 +1,5 @@
 // Optimizer steps, and the step of a decoder from one token to the next.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/sqrt.h>
-
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/adam.h"
 
 namespace host_npu {
 namespace {
@@ -14,25 +10,42 @@ void apply_adam_w(const Out& var, const Out& m, const Out& v, const OptionalOut&
                   bool amsgrad, bool maximize) {
     TORCH_CHECK(step.numel() == 1, "step has ", step.numel(), " elements instead of 1");
     TORCH_CHECK(!amsgrad || largest, "amsgrad needs max_exp_avg_sqs");
-    const auto g = maximize ? -grad : grad;
-    const auto first = m.rounded() * beta1 + g * (1 - beta1);
-    auto second = v.rounded() * beta2 + g * g * (1 - beta2);
-    m = first;
-    v = second;
-    if (amsgrad) {
-        second = at::maximum(largest->rounded(), second);
-        *largest = second;
-    }
     const auto number = step.reshape({}).to(at::kDouble) + 1;
-    const auto correction1 = (1 - at::pow(static_cast<double>(beta1), number)).to(at::kFloat);
-    const auto correction2 = (1 - at::pow(static_cast<double>(beta2), number)).to(at::kFloat);
-    const auto denominator = at::sqrt(second) / at::sqrt(correction2) + epsilon;
-    var = var.rounded() * (1 - lr * weight_decay) - first / denominator * (lr / correction1);
+    const auto correction = [&](double beta) { return (1 - at::pow(beta, number)).to(at::kFloat); };
+    const auto before = amsgrad ? largest->rounded() : Tensor();
+    const auto after = adam_w_step({var.rounded(), m.rounded(), v.rounded()}, maximize ? -grad : grad, before, lr,
+                                   beta1, beta2, weight_decay, epsilon, correction(beta1), correction(beta2));
+    var = after.var;
+    m = after.m;
+    v = after.v;
+    if (amsgrad) *largest = at::maximum(before, after.v);
 }
 const Formula<"aclnnApplyAdamWV2", apply_adam_w> adam_w{
     {"varRef", kFloats, "...x"}, {"mRef", kFloats, "...x"},
     {"vRef", kFloats, "...x"},   {"maxGradNormOptionalRef", kFloats, "...x"},
     {"grad", kFloats, "...x"},   {"step", {ACL_INT64, ACL_FLOAT}, "1 |"},
+};
+
+// The same of the powers before this step, which keeps no largest second moment.
+void apply_adam_w_of_powers(const Out& var, const Out& m, const Out& v, const Tensor& power1, const Tensor& power2,
+                            const Tensor& lr, const Tensor& weight_decay, const Tensor& beta1, const Tensor& beta2,
+                            const Tensor& epsilon, const Tensor& grad, const OptionalTensor& largest, bool amsgrad,
+                            bool maximize) {
+    require(!amsgrad || largest, kNullPointer, "maxGradNormOptional is null, but amsgrad needs it");
+    const auto after =
+        adam_w_step({var.rounded(), m.rounded(), v.rounded()}, maximize ? -grad : grad, amsgrad ? *largest : Tensor(),
+                    lr, beta1, beta2, weight_decay, epsilon, 1 - power1 * beta1, 1 - power2 * beta2);
+    var = after.var;
+    m = after.m;
+    v = after.v;
+}
+const Formula<"aclnnApplyAdamW", apply_adam_w_of_powers> adam_w_of_powers{
+    {"varRef", kFloats, "...x"},        {"mRef", as("varRef"), "...x"},
+    {"vRef", as("varRef"), "...x"},     {"beta1Power", as("varRef"), "1"},
+    {"beta2Power", as("varRef"), "1"},  {"lr", as("varRef"), "1"},
+    {"weightDecay", as("varRef"), "1"}, {"beta1", as("varRef"), "1"},
+    {"beta2", as("varRef"), "1"},       {"eps", as("varRef"), "1"},
+    {"grad", as("varRef"), "...x"},     {"maxGradNormOptional", as("varRef"), "...x"},
 };
 
 // The first sequences, those of queries, get their sampled token, a place more, and the slot of that place. The others

@@ -35,13 +35,36 @@ def test_operators_read_and_write_it_as_the_same_numbers(function):
     assert torch.equal(tiled.cpu(), rows.cpu())
 
 
-def test_a_part_of_it_is_not_written():
-    tiled, rows = _tiled_pair()
-    with pytest.raises(RuntimeError, match="does not write to a view of a part of a tensor in a private format"):
-        tiled[3:5].fill_(1)
-    with pytest.raises(RuntimeError, match="a part of a tensor in a private format is not simulated: cast"):
-        _assign_and_wait(tiled)
-    assert torch.equal(tiled.cpu(), rows.cpu())
+@pytest.mark.parametrize("source", ["number", "cpu", "npu"])
+@pytest.mark.parametrize(
+    "part", [3, slice(33, 35), slice(7, 40), slice(0, 1), (slice(None), 4), (slice(None, None, 2), 17)]
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8], ids=str)
+def test_a_part_of_it_is_written(dtype, part, source):
+    rows = torch.randint(-9, 9, (40, 20)).to(dtype)
+    tiled = torch_npu.npu_format_cast(rows.npu(), _NZ)
+    values = rows[part] + 1
+    tiled[part] = {"number": 7, "cpu": values, "npu": values.npu()}[source]
+    rows[part] = 7 if source == "number" else values
+    assert torch_npu.get_npu_format(tiled) == _NZ and torch.equal(tiled.cpu(), rows)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tensor: tensor[1].copy_(tensor[2] + 1),
+        lambda tensor: tensor[1].copy_(torch.ones(40, 20)),
+        lambda tensor: tensor[1:].zero_(),
+        lambda tensor: tensor.transpose(1, 2)[2].mul_(2),
+        lambda tensor: torch.add(tensor[0], 1, out=tensor[2]),
+    ],
+)
+def test_a_matrix_of_it_is_written(write):
+    rows = torch.rand(3, 40, 20)
+    tiled = torch_npu.npu_format_cast(rows.npu(), _NZ)
+    write(tiled)
+    write(rows)
+    assert torch.equal(tiled.cpu(), rows)
 
 
 def test_a_number_of_a_part_of_it_is_not_read():
@@ -49,11 +72,6 @@ def test_a_number_of_a_part_of_it_is_not_read():
     with pytest.raises(RuntimeError, match="torch_npu reads a wrong number from a part of a tensor in a private"):
         tiled[1, 1].item()
     assert (tiled[1, 1] + 0).item() == rows[1, 1].item()
-
-
-def _assign_and_wait(tiled):
-    tiled[3:5] = 1
-    torch.npu.synchronize()
 
 
 @pytest.mark.parametrize("format", [_NZ, 3], ids=["FRACTAL_NZ", "NC1HWC0"])

@@ -49,9 +49,12 @@ def test_the_operator_of_the_name_comes_first():
         ("aclnnAcos", "aclnnAcos: refused"),
         ("npu_quant_lightning_indexer", "aclnnQuantLightningIndexer: refused"),
         ("torch_npu.npu_silu", "npu_silu: refused, a graph operator (aclop)"),
+        ("npu_apply_adam_w", "ApplyAdamW: simulated, a graph operator (aclop)"),
+        ("npu_bert_apply_adam", "ApplyAdamV2: simulated, a graph operator (aclop)"),
+        ("Slice", "Slice: simulated, a graph operator (aclop)"),
     ],
 )
-def test_what_is_refused_is_found_too(name, first):
+def test_what_is_refused_or_a_graph_operator_is_found_too(name, first):
     assert _operators.found(name)[0] == first
 
 
@@ -78,15 +81,15 @@ def test_names_of_torch_say_that_its_operators_run(name, own):
 def test_the_list_says_of_each_name_what_runs_and_what_does_not_exist(monkeypatch, capsys):
     monkeypatch.setenv("HOST_NPU_SOC", "Ascend310P")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    names = ["npu_rms_norm", "npu_apply_adam_w", "npu_ffn", "npu_nothing"]
+    names = ["npu_rms_norm", "npu_silu", "npu_ffn", "npu_nothing"]
     monkeypatch.setattr(sys, "argv", ["host_npu", "--soc", "Ascend310P", "--list", *names])
     with pytest.raises(SystemExit) as ended:
         runner.main()
     assert ended.value.code == 1  # one does not exist
-    norm, adam, ffn, nothing = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    norm, silu, ffn, nothing = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
     assert norm[0] == "aclnnRmsNorm: computed by a formula, with CANN's documented dtypes and shapes"
     assert "On Ascend310P torch_npu calls graph operators instead, unless set_compile_mode(jit_compile=False)" in norm
-    assert adam[0] == "npu_apply_adam_w: refused, a graph operator (aclop)" and ": computed by a formula" in adam[1]
+    assert silu[0] == "npu_silu: refused, a graph operator (aclop)" and ": computed by a formula" in silu[1]
     assert not any("Off" in line for line in ffn)  # "ffn" is inside of RoundOffNumber, but no word of it
     assert nothing == ["npu_nothing: torch_npu has no such function, and CANN no operator with this in its name"]
 

@@ -63,6 +63,10 @@ _FUNCTIONS = [
         (t(), _X, t(4, dtype=_I64), None, None, None, "mean", -100, 0.0, 0.0, _X),
         mixed=(2,),
     ),
+    Function(
+        "aclnnApplyAdamW",
+        (_X, _X, _X, *[t(1)] * 7, _X, _X, True, False),
+    ),
     Function("aclnnApplyAdamWV2", (_X, _X, _X, None, _X, t(1, dtype=_F), *_STEP, False, False), mixed=(0, 1, 2, 4, 5)),
     Function(
         "aclnnScaledMaskedSoftmax",

@@ -1,0 +1,34 @@
+// A step of Adam, for the ways to call it.
+#pragma once
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/sqrt.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+
+struct AdamStep {
+    Tensor var, m, v;
+};
+
+// The parameter as it was, and the moments of its gradient with this one.
+template <class Number>
+AdamStep moments(const AdamStep& before, const Tensor& grad, const Number& beta1, const Number& beta2) {
+    return {before.var, before.m * beta1 + grad * (1 - beta1), before.v * beta2 + grad * grad * (1 - beta2)};
+}
+
+// A step of AdamW; `largest`, if it is defined, has the largest second moment so far. The corrections are 1 - beta^t.
+template <class Number>
+AdamStep adam_w_step(const AdamStep& before, const Tensor& grad, const Tensor& largest, const Number& lr,
+                     const Number& beta1, const Number& beta2, const Number& weight_decay, const Number& epsilon,
+                     const Tensor& correction1, const Tensor& correction2) {
+    auto after = moments(before, grad, beta1, beta2);
+    const auto second = largest.defined() ? at::maximum(largest, after.v) : after.v;
+    const auto denominator = at::sqrt(second) / at::sqrt(correction2) + epsilon;
+    after.var = before.var * (1 - lr * weight_decay) - after.m / denominator * (lr / correction1);
+    return after;
+}
+
+}  // namespace host_npu
