@@ -12,15 +12,13 @@ time, so the estimate can be 25% too high. Assumptions:
 - Without this package, the loss is ``cross_entropy(linear(input, weight).float(), target)``, the optimizer
   ``torch.optim.AdamW`` with ``foreach``, and the EMA is updated by ``lerp``.
 - Not included: CANN's runtime, HCCL's buffers and fragmentation. ``--memory`` is in GiB (2**30 bytes).
-
-Shapes of models are from their ``config.json`` on https://huggingface.co. The workspace is the tiling of CANN's
-aclnnFusedLinearCrossEntropyLossGrad on an Ascend 910B, which has 24 cube cores.
+- Shapes of models are from their ``config.json`` on https://huggingface.co. The workspace is the tiling of CANN's
+  aclnnFusedLinearCrossEntropyLossGrad on an Ascend 910B, which has 24 cube cores.
 """
 
 import argparse
-import dataclasses
-import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from arguments import whole_number_from
 
@@ -28,11 +26,9 @@ GIB = 2**30
 HALF, SINGLE = 2, 4  # bytes of a number
 CUBES = 24
 LIBRARY = 16 * 2**20  # bytes that CANN adds to every workspace
-MOST_DEVICES = 2**16
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """The shape of a Llama: an embedding, layers of attention and gated MLP, and a head that is not tied to it."""
 
     hidden: int
@@ -113,21 +109,18 @@ def of_layers(model: Model, parallel: int, rows: int, checkpointing: bool) -> tu
 
 def fewest(model: Model, parallel: int, rows: int, checkpointing: bool, limit: int) -> tuple[str, ...]:
     """Return the number of devices, doubled until the model fits, without and with this package."""
-
-    def first(side: int) -> str:
-        numbers = (parallel * 2**power for power in range(MOST_DEVICES.bit_length()))
-        fits = (n for n in numbers if memory(model, n, parallel, rows, checkpointing)["peak"][side] <= limit)
-        return str(next(fits, "none"))
-
-    return first(0), first(1)
+    numbers = [parallel * 2**power for power in range(17)]
+    peaks = [memory(model, number, parallel, rows, checkpointing)["peak"] for number in numbers]
+    fits = [[str(n) for n, peak in zip(numbers, peaks, strict=True) if peak[side] <= limit] for side in (0, 1)]
+    return tuple(one[0] if one else "none" for one in fits)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the estimate of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="llama-3-8b", help="the shape (default: %(default)s)")
-    for field in dataclasses.fields(Model):
-        name = f"--{field.name.replace('_', '-')}"
+    for field in Model._fields:
+        name = f"--{field.replace('_', '-')}"
         parser.add_argument(name, type=whole_number_from(1), help="in place of that of --model")
     parser.add_argument("--devices", type=whole_number_from(1), required=True)
     parser.add_argument("--tensor-parallel", type=whole_number_from(1), default=1, help="divides --devices")
@@ -135,13 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-checkpointing", action="store_true", help="layers are not recomputed")
     parser.add_argument("--memory", type=whole_number_from(1), default=64, help="GiB of a device")
     options = vars(parser.parse_args(arguments))
-    changed = {field.name: options[field.name] for field in dataclasses.fields(Model) if options[field.name]}
-    model = dataclasses.replace(MODELS[options["model"]], **changed)
+    model = MODELS[options["model"]]._replace(**{field: options[field] for field in Model._fields if options[field]})
     devices, parallel, rows = options["devices"], options["tensor_parallel"], options["rows"]
     if devices % parallel or model.hidden % model.heads:
+        given = f"{devices} and {parallel}, {model.hidden} and {model.heads}"
         parser.error(
-            "--devices must be a multiple of --tensor-parallel, and --hidden one of --heads, but they are"
-            f" {devices} and {parallel}, {model.hidden} and {model.heads}"
+            f"--devices must be a multiple of --tensor-parallel, and --hidden of --heads, but they are {given}"
         )
     checkpointing, limit = not options["no_checkpointing"], options["memory"] * GIB
     found = memory(model, devices, parallel, rows, checkpointing)
@@ -153,8 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = fewest(model, parallel, rows, checkpointing, limit)
     for what, sides in ((f"fits in {options['memory']} GiB", answers), ("devices, doubled until it fits", numbers)):
         print("{:<46}{:>10}{:>10}".format(what, *sides))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
