@@ -16,8 +16,10 @@ _TITLES = {
 _OTHER_NAMES = {
     "npu_advance_step_flashattn": "AdvanceStep",
     "npu_all_gather_base_mm": "AllGatherMatmul",
+    "npu_alltoallv_gmm": "AlltoAllvGroupedMatMul",
     "npu_dynamic_quant_asymmetric": "DynamicQuant",
     "npu_fusion_attention": "FlashAttention",
+    "npu_gmm_alltoallv": "GroupedMatMulAlltoAllv",
     "npu_linear": "Addmm",
     "npu_mm_all_reduce_base": "MatmulAllReduce",
     "npu_mm_reduce_scatter_base": "MatmulReduceScatter",
@@ -30,11 +32,13 @@ _NOT_CALLED = ("aclnnApplyFusedEmaAdam", "aclnnMseLossOut")
 
 # Chips on which the operator is refused, because CANN has no kernel of it there.
 _LACKING = {
+    "aclnnAlltoAllvGroupedMatMul": ("Ascend910", "Ascend910B", "Ascend310P"),
     "aclnnApplyFusedEmaAdam": ("Ascend910", "Ascend310P"),
     "aclnnEmbeddingDenseBackward": ("Ascend310P",),
     "aclnnFusedCrossEntropyLossWithMaxSum": ("Ascend910", "Ascend310P"),
     "aclnnFusedLinearCrossEntropyLossGrad": ("Ascend910", "Ascend310P", "Ascend950"),
     "aclnnFusedLinearOnlineMaxSum": ("Ascend910", "Ascend310P", "Ascend950"),
+    "aclnnGroupedMatMulAlltoAllv": ("Ascend910", "Ascend910B", "Ascend310P"),
 }
 
 # Where jit_compile=True is the default.

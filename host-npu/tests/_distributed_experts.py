@@ -140,6 +140,117 @@ def errors(device: str, cases: dict = CASES) -> dict[str, object]:
     )
 
 
+class Plan:
+    """How many tokens each rank has for each expert of all ranks, and the matrices of the experts."""
+
+    def __init__(self, dtype: torch.dtype = torch.float16, transposed: bool = False, shared: bool = False) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.counts = torch.randint(4, (RANKS, EXPERTS), generator=generator)
+        self.counts[0, 1] = 0
+        self.tokens = [torch.randn(int(rows.sum()), 8, generator=generator).to(dtype) for rows in self.counts]
+        self.matrices = torch.randn(EXPERTS, 8, 16, generator=generator).to(dtype)
+        self.transposed, self.shared = transposed, shared
+        self.own = torch.randn(2, 5, 8, generator=generator).to(dtype)
+
+    def blocks(self, source: int) -> list[Tensor]:
+        """Return the tokens of a rank for each expert."""
+        return list(self.tokens[source].split(self.counts[source].tolist()))
+
+    def options(self, sent: Tensor, received: Tensor) -> dict[str, object]:
+        """Return the arguments of a rank that both functions have."""
+        matrix = self.own[1, :3].t()
+        return {
+            "hcom": name_of_group(), "ep_world_size": RANKS, "send_counts": sent.tolist(),
+            "recv_counts": received.flatten().tolist(), "trans_gmm_weight": self.transposed,
+            "trans_mm_weight": self.transposed, "mm_x": self.own[0].npu() if self.shared else None,
+            "mm_weight": _npu(self._given(matrix)) if self.shared else None,
+        }  # fmt: skip
+
+    def _given(self, matrix: Tensor) -> Tensor:
+        return matrix.mT.contiguous() if self.transposed else matrix.contiguous()
+
+    def weight(self, own: slice) -> Tensor:
+        """Return the matrices of a rank's experts, on its device."""
+        return self._given(self.matrices[own]).npu()
+
+    def check(self, found: Tensor, expected: Tensor, shared: Tensor | None) -> float:
+        """Return the largest error of the products, in roundings."""
+        pairs = [(found, expected)]
+        if self.shared:
+            pairs.append((shared, self.own[0].double() @ self.own[1, :3].t().double()))
+        eps = torch.finfo(found.dtype).eps
+        return max(((a.cpu().double() - b).abs() / (eps * (b.abs() + 1))).max().item() for a, b in pairs)
+
+
+def to_experts_and_back(back: bool, **options) -> float:
+    """Return the largest error, where 1 is what a rounding explains, of products with an exchange of tokens."""
+    plan, rank = Plan(**options), dist.get_rank()
+    own = slice(rank * ON_EACH, (rank + 1) * ON_EACH)
+    sent, received = plan.counts[rank], plan.counts[:, own]
+    # The tokens of this rank's experts, of each those of all ranks.
+    tokens = torch.cat([plan.blocks(source)[expert] for expert in range(EXPERTS)[own] for source in range(RANKS)])
+    matrices = plan.matrices.double()
+    if back:
+        # What goes back are the products; the rank has them in the order of its tokens.
+        y, shared = torch.ops.npu.npu_gmm_alltoallv(
+            tokens.npu(), plan.weight(own), **plan.options(received.flatten(), sent)
+        )
+        expected = [block.double() @ matrix for block, matrix in zip(plan.blocks(rank), matrices, strict=True)]
+        return plan.check(y, torch.cat(expected), shared)
+    y, shared, permuted = torch.ops.npu.npu_alltoallv_gmm(
+        plan.tokens[rank].npu(), plan.weight(own), permute_out_flag=True, **plan.options(sent, received)
+    )
+    assert torch.equal(permuted.cpu(), tokens)
+    sizes = received.sum(0).tolist()
+    expected = [part.double() @ matrix for part, matrix in zip(tokens.split(sizes), matrices[own], strict=True)]
+    return plan.check(y, torch.cat(expected), shared)
+
+
+EXCHANGES = {
+    "tokens": (False, {}),
+    "tokens of bfloat16, with a shared expert": (False, {"dtype": torch.bfloat16, "shared": True}),
+    "tokens, transposed": (False, {"transposed": True, "shared": True}),
+    "products": (True, {}),
+    "products of bfloat16, with a shared expert": (True, {"dtype": torch.bfloat16, "shared": True}),
+    "products, transposed": (True, {"transposed": True, "shared": True}),
+}
+
+
+def exchange_errors(device: str) -> dict[str, object]:
+    """Return the error of each exchange of tokens with products, or what it raised."""
+    return testing.results_of(
+        (name, lambda back=back, options=options: to_experts_and_back(back, **options))
+        for name, (back, options) in EXCHANGES.items()
+    )
+
+
+def _exchange(counts: Tensor) -> None:
+    plan = Plan()
+    torch.ops.npu.npu_alltoallv_gmm(plan.tokens[0].npu(), plan.weight(slice(0, 2)), **plan.options(counts, counts))
+
+
+REFUSED_EXCHANGES = {
+    "numbers": lambda: _exchange(torch.ones(3, dtype=torch.long)),
+    "sum": lambda: _exchange(torch.ones(4, dtype=torch.long) * 9),
+}
+
+
+def exchange_refusals(device: str) -> dict[str, object]:
+    """Return what each refused exchange raises; after each, the ranks communicate."""
+    dist.barrier()
+    return testing.results_of(REFUSED_EXCHANGES.items())
+
+
+def other_counts(device: str) -> None:
+    """Expect other tokens than the other rank sends."""
+    plan = Plan()
+    sent = plan.counts[dist.get_rank()]
+    torch.ops.npu.npu_alltoallv_gmm(
+        plan.tokens[dist.get_rank()].npu(), plan.weight(slice(0, 2)), **plan.options(sent, torch.full((4,), 3))
+    )
+    torch.npu.synchronize()
+
+
 def _dispatch(size: int = 64, experts: int = EXPERTS, ranks: int = RANKS, rank: int | None = None, **options) -> None:
     batch = Batch(0, 6, size, torch.float16)
     ids = options.pop("ids", batch.ids)

@@ -58,6 +58,47 @@ def test_what_is_not_possible_is_refused_by_a_sentence_and_the_ranks_go_on(case)
         assert REFUSED[case].format(rank=rank) in refusals[case]
 
 
+@cache
+def _errors_of_exchanges():
+    return testing.run(
+        programs.exchange_errors, programs.RANKS, device="npu", environment={"HOST_NPU_SOC": "Ascend950"}
+    )
+
+
+@pytest.mark.parametrize("case", programs.EXCHANGES)
+def test_tokens_are_exchanged_before_and_after_products(case):
+    for errors in _errors_of_exchanges():
+        assert isinstance(errors[case], float), errors[case]
+        assert errors[case] <= 1
+
+
+@pytest.mark.parametrize(
+    ("soc", "sentences"),
+    [
+        ("Ascend910B", ["CANN does not have this operator on this chip"] * 2),
+        ("Ascend910_93", ["epWorldSize is 2; CANN takes 8 16 32 64 128 on this chip"] * 2),
+        (
+            "Ascend950",
+            [
+                "sendCounts has 3 numbers instead of 4: there are 2 experts on each of 2 ranks",
+                "sendCounts counts 36 tokens instead of ",
+            ],
+        ),
+    ],
+)
+def test_exchanges_that_are_not_possible_are_refused(soc, sentences):
+    for refusals in testing.run(programs.exchange_refusals, 2, device="npu", environment={"HOST_NPU_SOC": soc}):
+        for case, sentence in zip(programs.REFUSED_EXCHANGES, sentences, strict=True):
+            assert sentence in refusals[case]
+
+
+def test_ranks_that_expect_other_tokens_are_told():
+    environment = {"HOST_NPU_SOC": "Ascend950"}
+    outcomes = testing.outcomes(programs.other_counts, 2, device="npu", timeout=60, grace=60, environment=environment)
+    assert [outcome.exit_status for outcome in outcomes] == [1, 1]
+    assert "AlltoAllvGroupedMatMul(send_counts=[" in f"{outcomes[0].error}\n{outcomes[0].output}"
+
+
 def test_one_rank_has_nobody_to_send_to():
     (refusals,) = testing.run(programs.alone, 1, device="npu")
     assert "epWorldSize is 1; CANN takes 2 at least" in refusals["alone"]

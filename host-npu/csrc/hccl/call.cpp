@@ -11,7 +11,8 @@ namespace {
 
 bool has_counts_of_each_rank(Function function) {
     return function == Function::ReduceScatterV || function == Function::AllGatherV ||
-           function == Function::AlltoAllV || function == Function::AlltoAllVC;
+           function == Function::AlltoAllV || function == Function::AlltoAllVC ||
+           function == Function::AlltoAllvGroupedMatMul || function == Function::GroupedMatMulAlltoAllv;
 }
 
 std::string list(const std::vector<std::uint64_t>& counts) {
@@ -66,8 +67,10 @@ constexpr std::array kFunctions{"HcclAllReduce",
                                 "aclnnAllGatherMatmul",
                                 "aclnnMatmulReduceScatter",
                                 "aclnnMoeDistributeDispatch",
-                                "aclnnMoeDistributeCombine"};
-static_assert(kFunctions.size() == static_cast<std::size_t>(Function::MoeDistributeCombine) + 1);
+                                "aclnnMoeDistributeCombine",
+                                "aclnnAlltoAllvGroupedMatMul",
+                                "aclnnGroupedMatMulAlltoAllv"};
+static_assert(kFunctions.size() == static_cast<std::size_t>(Function::GroupedMatMulAlltoAllv) + 1);
 
 struct DataType {
     HcclDataType dtype;

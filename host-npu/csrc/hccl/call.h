@@ -34,6 +34,8 @@ enum class Function : std::uint32_t {
     MatmulReduceScatter,
     MoeDistributeDispatch,
     MoeDistributeCombine,
+    AlltoAllvGroupedMatMul,
+    GroupedMatMulAlltoAllv,
 };
 
 // The published name, for instance "HcclAllReduce".

@@ -35,7 +35,26 @@ std::shared_ptr<Communicator> named(const std::string& name) {
     return found.front();
 }
 
+Parts consecutive(const std::vector<std::uint64_t>& counts) {
+    Parts parts;
+    std::uint64_t start = 0;
+    for (const auto count : counts) parts.push_back({std::exchange(start, start + count), count});
+    return parts;
+}
+
 Exchange exchange_of(const Fused& fused, const Communicator& all, void* send_buffer, void* receive_buffer) {
+    if (!fused.sent.empty()) {
+        return {fused.function,
+                fused.dtype,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                0,
+                send_buffer,
+                receive_buffer,
+                consecutive(fused.sent),
+                consecutive(fused.received),
+                false};
+    }
     const bool gathers = fused.gathers();
     const bool scatters = fused.function == Function::MatmulReduceScatter;
     return {fused.function,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ascendcl/device.h"
 #include "hccl/call.h"
@@ -28,6 +29,8 @@ struct Fused {
     HcclDataType dtype;
     // How many elements this rank sends to each other rank.
     std::uint64_t count;
+    // Where ranks get other elements, how many go to each and come from each.
+    std::vector<std::uint64_t> sent, received;
 
     // Whether every rank receives what each sends; the others sum.
     bool gathers() const { return function != Function::MatmulAllReduce && function != Function::MatmulReduceScatter; }

@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <numeric>
+
 namespace host_npu {
 namespace {
 
@@ -46,12 +48,24 @@ class Exchanged {
 };
 
 Exchanged::Exchanged(const Communication& communication, const Tensor& sent, const Group& group)
-    : fused_{communication.function, group.name, static_cast<std::uint32_t>(group.ranks),
-             link_dtype(sent.scalar_type()), static_cast<std::uint64_t>(sent.numel())},
+    : fused_{communication.function,
+             group.name,
+             static_cast<std::uint32_t>(group.ranks),
+             link_dtype(sent.scalar_type()),
+             static_cast<std::uint64_t>(sent.numel()),
+             {},
+             {}},
       dtype_(sent.scalar_type()),
       sent_(sent.sizes().vec()),
       received_(sent_) {
-    if (fused_.gathers()) received_[0] *= group.ranks;
+    if (!communication.sent_rows.empty()) {
+        const auto columns = sent.size(1);
+        for (const auto rows : communication.sent_rows) fused_.sent.push_back(rows * columns);
+        for (const auto rows : communication.received_rows) fused_.received.push_back(rows * columns);
+        received_[0] = std::reduce(communication.received_rows.begin(), communication.received_rows.end());
+    } else if (fused_.gathers()) {
+        received_[0] *= group.ranks;
+    }
     if (fused_.function == hccl::Function::MatmulReduceScatter) {
         received_[0] /= group.ranks;
         fused_.count /= fused_.ranks;

@@ -38,6 +38,8 @@ struct Communication {
     // Returns what this rank sends, in the dtype that goes over the links.
     std::function<Tensor()> send;
     std::function<void(const Tensor&)> receive;
+    // Where ranks get other rows, how many go to each and come from each.
+    std::vector<std::int64_t> sent_rows{}, received_rows{};
 };
 
 // Calls `body` with what a formula communicates, whose parts refer to the formula's arguments.
