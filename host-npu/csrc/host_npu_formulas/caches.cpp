@@ -159,7 +159,9 @@ void gather_blocks(const AnyTensor& cache, const IntegerTensor& tables, const st
     for (std::size_t row = 0; row < lengths.size(); ++row) {
         const auto at_row = tables.select(0, static_cast<std::int64_t>(row)).to(at::kLong);
         const auto places = at::arange(offsets[row], offsets[row] + lengths[row], at_row.options());
-        const auto slot = at_row.index({places.div(block_size, "floor")}) * block_size + places.remainder(block_size);
+        const auto blocks = at_row.index({places.div(block_size, "floor")});
+        require_indices("blockTables", blocks, cache.size(0));
+        const auto slot = blocks * block_size + places.remainder(block_size);
         memory.slice(0, first, first + lengths[row]).copy_(slots.index({slot}));
         first += lengths[row];
     }

@@ -64,6 +64,14 @@ Tensor in_memory(const HostTensor& tensor) {
 
 std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
+void require_indices(const char* name, const Tensor& indices, std::int64_t size) {
+    if (indices.is_meta() || indices.numel() == 0) return;
+    for (const auto& extreme : {indices.min(), indices.max()}) {
+        const auto index = extreme.item<std::int64_t>();
+        TORCH_CHECK(index >= 0 && index < size, name, " has the index ", index, "; CANN takes 0 to ", size - 1);
+    }
+}
+
 Tensor widened(const Tensor& tensor) { return tensor.to(at::kFloat); }
 
 double number(const aclScalar* scalar) {

@@ -70,6 +70,8 @@ Tensor in_memory(const HostTensor& tensor);
 std::string name_of(at::ScalarType dtype);
 // What a formula calculates with.
 Tensor widened(const Tensor& tensor);
+// Refuses the indices that PyTorch counts from the end, too. Phase one has no values to look at.
+void require_indices(const char* name, const Tensor& indices, std::int64_t size);
 // The number that a scalar is.
 double number(const aclScalar* scalar);
 

@@ -193,6 +193,7 @@ Tensor of_blocks(const Tensor& x, const Inference& call, std::int64_t batch) {
     const auto tokens = blocks.size(2);
     const auto wanted = length(call.keys, batch, call.table->size(1) * tokens);
     const auto numbers = call.table->select(0, batch).slice(0, 0, (wanted + tokens - 1) / tokens);
+    require_indices("blockTable", numbers, blocks.size(0));
     return blocks.index({numbers.to(at::kLong)}).transpose(0, 1).flatten(1, 2).slice(1, 0, wanted).unsqueeze(0);
 }
 

@@ -198,6 +198,7 @@ void finalize_routing_v2(const Tensor& expanded, const IntegerTensor& places, co
     auto each = flat.index({rows.clamp_min(0)}) * rows.ge(0).unsqueeze(-1);
     if (bias) {
         TORCH_CHECK(experts && experts->sizes() == rows.sizes(), "a bias needs the expert of each row");
+        require_indices("expertIdx", *experts, bias->size(0));
         each = each + bias->index({experts->to(at::kLong)});
     }
     if (scales) {

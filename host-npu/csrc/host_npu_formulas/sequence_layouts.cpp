@@ -23,7 +23,9 @@ Tensor Sequences::of(const Tensor& x, std::int64_t number) const {
     }
     const auto blocks = (count + x.size(1) - 1) / x.size(1);
     TORCH_CHECK(blocks <= table->size(1), "blockTable has ", table->size(1), " blocks for ", count, " keys");
-    return x.index({table->select(0, number).slice(0, 0, blocks).to(at::kLong)}).flatten(0, 1).slice(0, 0, count);
+    const auto numbers = table->select(0, number).slice(0, 0, blocks).to(at::kLong);
+    require_indices("blockTable", numbers, x.size(0));
+    return x.index({numbers}).flatten(0, 1).slice(0, 0, count);
 }
 
 void require_sequences(const Sequences& queries, const Sequences& keys, const std::string& of_queries,

@@ -136,3 +136,40 @@ def test_indices_of_two_dimensions_are_refused():
     data, indices, updates = _rows()
     with pytest.raises(RuntimeError, match="indices of one dimension only"):
         torch_npu.scatter_update(data.npu(), indices[:, None].npu(), updates.npu(), -2)
+
+
+def _read_by_one_query(operator, options):
+    query, keys = torch.zeros(1, 4, 1, 128).half(), torch.zeros(4, 128, 512).half()
+    options = options | {"num_heads": 4, "block_size": 128, "input_layout": "BNSD"}
+    return lambda table: operator(query.npu(), keys.npu(), keys.npu(), block_table=table, **options)
+
+
+def _gathered(table):
+    cache, tokens = torch.zeros(4, 128, 4, 128).half().npu(), torch.zeros(200, 4, 128).half().npu()
+    torch_npu.npu_gather_pa_kv_cache(cache, cache, table, torch.tensor([200]).int().npu(), tokens, tokens.clone())
+
+
+def _indexed(table):
+    query, keys = torch.zeros(1, 1, 64, 128).half().npu(), torch.zeros(4, 128, 1, 128).half().npu()
+    options = {"actual_seq_lengths_key": torch.tensor([200]).int().npu(), "layout_key": "PA_BSND", "sparse_count": 16}
+    torch_npu.npu_lightning_indexer(query, keys, query[..., 0], block_table=table, **options)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        _read_by_one_query(torch_npu.npu_fused_infer_attention_score, {"actual_seq_lengths_kv": [200]}),
+        _read_by_one_query(torch_npu.npu_incre_flash_attention, {"actual_seq_lengths": [200]}),
+        _gathered,
+        _indexed,
+    ],
+    ids=["fused", "incre", "gather", "indexer"],
+)
+@pytest.mark.parametrize("outside", [-1, 4])
+def test_a_block_that_is_not_there_is_a_fault(read, outside):
+    with pytest.raises(RuntimeError, match=f"blockTables? has the index {outside}; CANN takes 0 to 3"):
+        read(torch.tensor([[0, outside, -1]]).int().npu())
+        torch.npu.synchronize()
+    # Numbers of blocks that are not needed pad the table.
+    read(torch.tensor([[0, 3, -1]]).int().npu())
+    torch.npu.synchronize()

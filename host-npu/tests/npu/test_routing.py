@@ -201,3 +201,9 @@ def test_an_expert_that_is_not_there_is_a_fault(outside):
     with pytest.raises(RuntimeError, match=f"expertIdx has the index {outside}; CANN takes 0 to {_EXPERTS - 1}"):
         _route(torch.randn(_TOKENS, _SIZE), experts)
         torch.npu.synchronize()
+    rows = torch.zeros(experts.numel(), _SIZE)
+    scales = torch.rand(experts.shape)
+    arguments = [rows, None, None, rows[:_EXPERTS], scales, torch.arange(experts.numel()).int(), experts.int()]
+    with pytest.raises(RuntimeError, match=f"expertIdx has the index {outside}; CANN takes 0 to {_EXPERTS - 1}"):
+        torch_npu.npu_moe_finalize_routing(*[each if each is None else each.npu() for each in arguments])
+        torch.npu.synchronize()
