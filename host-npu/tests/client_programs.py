@@ -34,8 +34,9 @@ class Client:
         name: What it does there.
         package: The distribution that does it, whose version the page names.
         command: What follows ``python -m host_npu``.
-        reference: What follows it on the CPU; nothing for a library's own test, which compares by itself.
-        close: How far a loss may be from the CPU's, relative to it.
+        reference: What follows it on the CPU, or on one simulated NPU for a library that has no CPU; nothing for a
+            library's own test, which compares by itself.
+        close: How far a loss may be from the reference's, relative to it.
         python: The interpreter of its environment.
     """
 
@@ -72,6 +73,7 @@ CLIENTS = (
     Client("GRPOTrainer, generates by the model", "trl", "grpo.py npu", "grpo.py cpu"),
     Client("Trainer, from a checkpoint", "lightning", "lightning_module.py npu", "lightning_module.py cpu"),
     Client("UNet2DModel with EMAModel, DDIMPipeline", "diffusers", "diffusion.py npu", "diffusion.py cpu"),
+    Client("trainer of embeddings", "sentence-transformers", "sentences.py npu", "sentences.py cpu"),
     # Its steps are long: on the CPU, one thread differs from two by 3e-5.
     Client(
         "training, decode, transcribe with times of words",
@@ -89,6 +91,21 @@ CLIENTS = (
     ),
     *(_zero(stage) for stage in range(4)),
     *(_zero(stage, "offload") for stage in (2, 3)),
+    *(
+        Client(
+            f"its own training, {what}, 2 ranks",
+            "torchtitan",
+            f"--devices 2 titan.py 2 --parallelism.{option}_degree=2",
+            "titan.py 1",
+        )
+        for what, option in (("tensor parallel", "tensor_parallel"), ("context parallel", "context_parallel"))
+    ),
+    Client(
+        "Megatron Core by transfer_to_npu, tensor parallel, 2 ranks",
+        "megatron-core",
+        f"--devices 2 {_RANKS} gpt.py",
+        f"{_RANKS.replace('2', '1')} gpt.py",
+    ),
     *(
         Client(f"its own {script}, 2 ranks", "accelerate", f"--devices 2 {_RANKS} -m {module}")
         for script in ("test_script", "test_sync", "test_ops")
@@ -154,8 +171,8 @@ _TITLE = """\
 Libraries that run on the host NPU as they are installed. `make -C host-npu clients` installs them into environments
 of their own, trains a tiny model by each on the host NPU and on the CPU, compares the losses of every step (and what is
 generated, drawn or transcribed) and writes this page. The programs are in `tests/clients`; those with 2 ranks run on
-two simulated NPUs. A library's own test has no losses to compare: it succeeds. The seconds include the start, and
-depend on the machine and its load.
+two simulated NPUs. torchtitan and Megatron Core have no CPU: their two ranks are compared with one. A library's own
+test has no losses to compare: it succeeds. The seconds include the start, and depend on the machine and its load.
 
 This page was written by host_npu {version} with torch {torch} and torch_npu {torch_npu}.
 
@@ -165,11 +182,16 @@ This page was written by host_npu {version} with torch {torch} and torch_npu {to
 
 
 _END = """
+Tried by hand: verl 0.9.1's SFT trainer in bfloat16 (FSDP, FSDP2, Ulysses on 2 ranks), 4 losses within 1e-4 of the
+CPU's; torchtune 0.6.1 with `device=npu` and ultralytics 8.4.190's YOLOv8 with `device="npu"`, equal to all digits.
+
 What does not run, and why:
 
 - **LLaMA-Factory** 0.9.5 imports torchaudio, and PyPI's does not load beside the CPU build of this torch.
 - **openai-whisper's beam search** has one batch of keys for several batches of queries, which CANN's
   `aclnnFlashAttentionScore` refuses.
+- **Megatron Core's gradient clipping and distributed optimizer** ask for the type `torch.cuda.FloatTensor`, which
+  MindSpeed replaces, and its checkpoints for `TORCH_NPU_DEVICE_CAPABILITY=8.0`. That is so on a device, too.
 - **ms-swift with `--fp16`**: torch_npu's `GradScaler` gives `step` of a fused optimizer an argument that torch's
   optimizers do not take. That is so on a device, too.
 """
