@@ -80,7 +80,8 @@ def _fill(home: Path, torch_npu: Path) -> None:
         if folder.is_dir()
         for entry in folder.iterdir()
     ]
-    for entry in (*headers, *(_libraries.FOLDER / "include" / name for name in ("aclnn", "aclnnop"))):
+    # The headers of HCCL include one another by the folder of torch_npu.
+    for entry in (third_party, *headers, *(_libraries.FOLDER / "include" / name for name in ("aclnn", "aclnnop"))):
         (home / "include" / entry.name).symlink_to(entry)
     (home / "version.info").write_text(f"Version={_CANN}\n")
     _fill_processor_folder(home)

@@ -11,7 +11,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _OTHERS = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "HOST_NPU_ENABLE")
 _EXTENSION = """
 #include <acl/acl.h>
+#include <aclnn/aclnn_base.h>
+#include <aclnn/opdev/fp16_t.h>
 #include <aclnnop/aclnn_mse_loss_backward.h>
+#include <aclnnop/aclnn_swi_glu.h>
+#include <hccl/hccl.h>
 extern "C" unsigned int devices() { unsigned int count = 0; return aclrtGetDeviceCount(&count) == 0 ? count : 99; }
 extern "C" int phase_one() {
     std::uint64_t size = 0;
@@ -88,7 +92,7 @@ def test_an_extension_compiled_at_run_time_builds_loads_and_runs(tmp_path):
     code = f"""
 import ctypes, os, subprocess
 home = os.environ["ASCEND_HOME_PATH"]
-subprocess.run(["g++", "-shared", "-fPIC", "extension.cpp", "-o", "extension.so", f"-I{{home}}/include",
+subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", "extension.cpp", "-o", "extension.so", f"-I{{home}}/include",
                 f"-L{{home}}/lib64", "-lopapi", "-lascendcl"], check=True, cwd={str(tmp_path)!r})
 extension = ctypes.CDLL({str(tmp_path / "extension.so")!r})
 print(extension.devices(), extension.phase_one())

@@ -40,12 +40,12 @@ void apply_adam_w_of_powers(const Out& var, const Out& m, const Out& v, const Te
     v = after.v;
 }
 const Formula<"aclnnApplyAdamW", apply_adam_w_of_powers> adam_w_of_powers{
-    {"varRef", kFloats, "...x"},        {"mRef", as("varRef"), "...x"},
-    {"vRef", as("varRef"), "...x"},     {"beta1Power", as("varRef"), "1"},
-    {"beta2Power", as("varRef"), "1"},  {"lr", as("varRef"), "1"},
-    {"weightDecay", as("varRef"), "1"}, {"beta1", as("varRef"), "1"},
-    {"beta2", as("varRef"), "1"},       {"eps", as("varRef"), "1"},
-    {"grad", as("varRef"), "...x"},     {"maxGradNormOptional", as("varRef"), "...x"},
+    {"varRef", kFloats, "...x"},          {"mRef", as("varRef"), "...x"},
+    {"vRef", as("varRef"), "...x"},       {"beta1Power", as("varRef"), "1 |"},
+    {"beta2Power", as("varRef"), "1 |"},  {"lr", as("varRef"), "1 |"},
+    {"weightDecay", as("varRef"), "1 |"}, {"beta1", as("varRef"), "1 |"},
+    {"beta2", as("varRef"), "1 |"},       {"eps", as("varRef"), "1 |"},
+    {"grad", as("varRef"), "...x"},       {"maxGradNormOptional", as("varRef"), "...x"},
 };
 
 // The first sequences, those of queries, get their sampled token, a place more, and the slot of that place. The others

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._process import on_npu
 
 
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"maximize": True}], ids=["", "amsgrad", "maximize"])
@@ -72,6 +73,19 @@ def test_a_step_of_adamw_by_powers_is_adamw(dtype, options):
         optimizer.step()
     limit = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
     torch.testing.assert_close(state[0].cpu().double(), reference.detach(), rtol=limit, atol=limit)
+
+
+def _steps_of_adamw():
+    """Return a parameter after three steps by the powers of this chip's operator."""
+    torch.manual_seed(3)
+    state, grad = [torch.randn(5).npu(), *torch.zeros(2, 5).npu()], torch.randn(5).npu()
+    for step in (1, 2, 3):
+        _adam_w(state, grad, torch.ones(5).npu(), step, True)
+    return state[0].cpu()
+
+
+def test_the_ascend950_makes_the_step_by_an_aclnn_function():
+    torch.testing.assert_close(on_npu(_steps_of_adamw, HOST_NPU_SOC="Ascend950"), _steps_of_adamw())
 
 
 def _moments(m, v, grad):

@@ -1,9 +1,4 @@
-// Start and end of the aclnn libraries.
+// What CANN's own headers of operators include: the aclnn interface.
 #pragma once
 
 #include "aclnn/acl_meta.h"
-
-extern "C" {
-ACLNN_API aclnnStatus aclnnInit(const char* configPath);
-ACLNN_API aclnnStatus aclnnFinalize();
-}

@@ -16,8 +16,7 @@ struct ACLNN_API tagFp16 {
     tagFp16(const tagFp16& other) : val(other.val) {}
     // The bits, unlike any other number.
     tagFp16(const std::uint16_t& bits) : val(bits) {}
-    template <class Number>
-        requires std::is_arithmetic_v<Number>
+    template <class Number, std::enable_if_t<std::is_arithmetic_v<Number>, int> = 0>
     tagFp16(const Number& value) {
         *this = value;
     }
