@@ -51,6 +51,35 @@ def test_another_loss_has_its_logits_and_one_warning():
         model(batch()["input_ids"]).logits.square().mean().backward()
 
 
+def _beside_labels(model):
+    output = model(**batch())
+    return output.loss + 0.01 * output.logits.logsumexp(-1).square().mean()
+
+
+def _beside_an_own_loss(model):
+    logits = model(batch()["input_ids"]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch()["labels"].flatten())
+    return loss + 0.01 * logits.logsumexp(-1).square().mean()
+
+
+@pytest.mark.parametrize("loss", [_beside_labels, _beside_an_own_loss])
+def test_a_term_of_the_logits_beside_a_cross_entropy_has_one_warning(loss):
+    model = _patch(make())
+    with pytest.warns(UserWarning, match="the gradient of a loss passes logsumexp of the logits of all tokens"):
+        loss(model).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(model).backward()
+
+
+def test_reading_logits_beside_a_loss_has_no_warning():
+    output = _patch(make())(**batch())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output.logits.argmax(-1)
+        output.loss.backward()
+
+
 def _trainer(folder, model, **options):
     arguments = {"per_device_train_batch_size": 2, "report_to": [], "disable_tqdm": True, "use_cpu": True}
     rows = [{name: one[row] for name, one in batch(seed).items()} for seed in range(2) for row in range(2)]

@@ -70,7 +70,7 @@ class LazyLogits:
         if self._tensor is not None:
             return self._tensor
         if not torch.compiler.is_compiling():
-            self._record.add(why.strip("_") if why.startswith("__") else why)
+            self._record.add(_bare(why))
         # Later uses may need a graph, even if the first one does not.
         if torch.compiler.is_compiling() or in_functorch_transform():
             with torch.enable_grad():
@@ -79,6 +79,7 @@ class LazyLogits:
             # Bypass the hooks of torch.utils.checkpoint, which counts the tensors that are saved in its function.
             with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 self._tensor = self._compute()
+            self._record.watch(self._tensor, _bare(why))
         return self._tensor
 
     def _compute(self) -> Tensor:
@@ -198,6 +199,10 @@ class LazyLogits:
 def materialized(value: Any, why: str = "materialize") -> Any:
     """Materialize lazy logits; other values are returned unchanged."""
     return value.materialize(why) if isinstance(value, LazyLogits) else value
+
+
+def _bare(operation: str) -> str:
+    return operation.strip("_") if operation.startswith("__") else operation
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ from typing import Any, cast
 
 from torch_aclnn_ops._tensors import is_plain
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 CURE = "use torch.nn.functional.cross_entropy of whole rows of the logits, or unpatch_model"
 NO_LABELS = (
@@ -63,6 +62,22 @@ class Materializations:
                     stacklevel=2,
                 )
 
+    def watch(self, logits: Tensor, operation: str) -> None:
+        """Warn if the gradient of a loss passes materialized logits, as of a term beside a loss without logits."""
+
+        def on_gradient(gradients: Any) -> None:
+            if not self.is_told:
+                self.is_told = True
+                warnings.warn(
+                    f"patch_model: the gradient of a loss passes {operation} of the logits of all tokens, so this loss"
+                    f" saves no memory; {CURE}",
+                    stacklevel=2,
+                )
+
+        # Not a hook of the tensor, of which pickle warns.
+        if logits.grad_fn is not None and not self.is_told:
+            logits.grad_fn.register_prehook(on_gradient)
+
 
 def warn_of_reason(model: nn.Module, record: Materializations, is_fused_by_trl: bool) -> None:
     """Warn of the reason why a loss needed logits, if they are those of the head."""
@@ -77,7 +92,7 @@ def warn_of_reason(model: nn.Module, record: Materializations, is_fused_by_trl: 
         reason = f"{record.operation} needs them; {CURE}"
     elif not record.heads and model.training and not getattr(head, "training", True):
         reason = "its head is in evaluation mode; call train() of the model, or unpatch_model"
-    elif not record.heads and isinstance(weight, torch.Tensor) and not is_plain(weight):
+    elif not record.heads and isinstance(weight, Tensor) and not is_plain(weight):
         reason = f"the weight of its head is a {type(weight).__name__}, not a plain tensor; call unpatch_model"
     elif not record.heads:
         reason = (
