@@ -88,6 +88,12 @@ void quantize_blocks(const Tensor& x, std::int64_t axis, std::int64_t size, cons
     scale_out = pairs.movedim(-2, dim).contiguous().view(at::kFloat8_e8m0fnu);
 }
 
+}  // namespace
+
+void to_blocks(const Tensor& x, const Out& y, const Out& scale) { quantize_blocks(x, -1, kMxBlock, {0, 0}, y, scale); }
+
+namespace {
+
 void require_options(const Tensor& x, const std::string& mode, std::int64_t type, const Rounding& rounding,
                      double largest) {
     require_mx();

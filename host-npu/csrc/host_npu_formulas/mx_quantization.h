@@ -15,5 +15,7 @@ void require_mx();
 // Floats of blocks of 32 along a dimension. The scales of two neighbouring blocks are next to each other, in a last
 // dimension of their own.
 Tensor from_blocks(const Tensor& x, const Tensor& scale, std::int64_t axis);
+// Quantizes blocks of 32 of the last dimension, whose largest numbers saturate.
+void to_blocks(const Tensor& x, const Out& y, const Out& scale);
 
 }  // namespace host_npu

@@ -274,3 +274,50 @@ def test_other_chips_have_no_blocks():
         torch_npu.npu_anti_mx_quant(x.view(torch.float8_e4m3fn), scale)
     with pytest.raises(RuntimeError, match="float8_e4m3fn, which the operator does not take on this chip"):
         x.view(torch.float8_e4m3fn).float()
+
+
+_ENDS = [3, 3, 7]
+
+
+def _gated_units():
+    """Return gated units of groups of rows in blocks with the numbers that were multiplied, and refusals."""
+    e8m0 = torch_npu.float8_e8m0fnu
+    quantize = functools.partial(torch_npu.npu_dynamic_mx_quant, dst_type=torch.float8_e4m3fn)
+    gated = torch_npu.npu_grouped_matmul_swiglu_quant_v2
+    groups = torch.tensor(_ENDS).npu()
+    (x, x_scale), (weight, scale) = quantize(_matrix(9, 96).npu()), quantize(_matrix(3, 96, 256).npu(), axis=1)
+    modes = {"dequant_mode": 2, "quant_mode": 2, "quant_dtype": torch.float8_e4m3fn}
+    modes |= {"weight_scale_dtype": e8m0, "x_scale_dtype": e8m0}
+    y, y_scale = gated(x, [weight], [scale], x_scale, groups, **modes)
+    integers = (
+        torch.randint(-128, 128, (9, 32), dtype=torch.int8),
+        torch.randint(-128, 128, (3, 32, 64), dtype=torch.int8),
+    )
+    floats = torch.rand(3, 64), torch.rand(9)
+    given = [each.npu() for each in (*integers, *floats)]
+    found = gated(given[0], [given[1]], [given[2]], given[3], groups)
+    return {
+        "mx": [_floats(y, y_scale, -1)[:7], _floats(x, x_scale, -1), _floats(weight, scale, 1)],
+        "int8": [each.cpu() for each in found] + [*integers, *floats],
+        "modes": error_of(lambda: gated(x, [weight], [scale], x_scale, groups, **(modes | {"quant_mode": 0}))),
+    }
+
+
+def _units(x, matrices):
+    parts = [x[first:last] for first, last in itertools.pairwise([0, *_ENDS])]
+    gate, up = torch.cat([rows @ matrix for rows, matrix in zip(parts, matrices, strict=True)]).chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def test_gated_units_of_groups_are_quantized_from_weights_in_rows():
+    found = on_npu(_gated_units, HOST_NPU_SOC="Ascend950")
+    y, x, matrices = (each.double() for each in found["mx"])
+    units = _units(x, matrices)
+    # Three bits after the first one, and what saturates.
+    largest = units.unflatten(-1, (-1, 32)).abs().amax(-1).repeat_interleave(32, -1)
+    assert ((y - units).abs() <= units.abs() / 8 + largest * 2**-9).all()
+    y, of_row, x, matrices, scale, of_token = (each.double() for each in found["int8"])
+    units = _units(x * of_token[:, None], matrices * scale[:, None])
+    torch.testing.assert_close(of_row[:7], units.abs().amax(-1) / 127, rtol=1e-5, atol=0)
+    assert (y[:7] - units / of_row[:7, None]).abs().max() <= 0.5 + 1e-3
+    assert "x has dtype float8_e4m3fn with dequantMode 2 and quantMode 0" in found["modes"]

@@ -71,3 +71,11 @@ def test_gated_units_of_groups_are_quantized(version):
     torch.testing.assert_close(of_row.cpu().double()[:7], expected, rtol=1e-5, atol=0)
     assert quantized.dtype == torch.int8
     assert (quantized.cpu().double()[:7] - units / expected[:, None]).abs().max() <= 0.5 + 1e-3
+
+
+def test_gated_units_need_tiles_on_this_chip():
+    x, weight, groups = _int8(_ROWS, _INNER).npu(), _int8(3, _INNER, _OUTER).npu(), torch.tensor(_ENDS).npu()
+    with pytest.raises(RuntimeError, match="weight has a base format; CANN takes FRACTAL_NZ on this chip"):
+        torch_npu.npu_grouped_matmul_swiglu_quant_v2(
+            x, [weight], [torch.rand(3, _OUTER).npu()], torch.rand(_ROWS).npu(), groups
+        )
