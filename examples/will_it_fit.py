@@ -97,9 +97,8 @@ def of_layers(model: Model, parallel: int, rows: int, checkpointing: bool) -> tu
     gated = HALF * 4 * inner  # both halves, the activation of one, and the product
     layer = 2 * norm + attention + gated
     saved = model.layers * (HALF * model.hidden if checkpointing else layer) + norm  # and the last norm
-    recomputed = layer if checkpointing else 0
     # in a norm four gradients in float32, and those of the residual; in the MLP two more halves, and the residual
-    in_norm, in_mlp = 24 * model.hidden, HALF * 2 * (inner + model.hidden)
+    recomputed, in_norm, in_mlp = layer * checkpointing, 24 * model.hidden, HALF * 2 * (inner + model.hidden)
     working = max(in_norm, recomputed + in_mlp, recomputed - gated + in_norm)
     # FSDP2: weights of this layer and the next, its gradients, and those of the layer before (or the head) in float32
     weights = model.hidden * (2 * queries + 2 * keys + 3 * inner)
