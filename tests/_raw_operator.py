@@ -141,18 +141,22 @@ class RawOperatorContract:
             tangent = torch.zeros_like(other.primal) if other.tangent is None else other.tangent
             torch.testing.assert_close(result.tangent, tangent)
 
-    def test_transforms_of_a_direct_call_are_those_of_the_formula(self, sample: Sample) -> None:
+    @staticmethod
+    def _total(sample: Sample, operator: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the argument by which a sample is differentiated, and a scalar function of it."""
         arguments = sample.arguments(Maker(torch.float64))
         position = sample.differentiable[0]
-        value, ones = arguments[position], torch.ones_like(arguments[position])
 
-        def sums(operator: Any) -> Callable[[Tensor], Tensor]:
-            def total(tensor: Tensor) -> Tensor:
-                outputs = _flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
-                return torch.stack([out.cos().sum() for out in outputs if out.is_floating_point()]).sum()
+        def total(tensor: Tensor) -> Tensor:
+            outputs = _flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
+            return torch.stack([out.cos().sum() for out in outputs if out.is_floating_point()]).sum()
 
-            return total
+        return arguments[position], total
 
+    def test_transforms_of_a_direct_call_are_those_of_the_formula(self, sample: Sample) -> None:
+        value, total = self._total(sample, self.OPERATOR.overload)
+        _, expected = self._total(sample, self._formula)
+        ones = torch.ones_like(value)
         transforms: list[Callable[[Any], Any]] = [
             lambda f: torch.func.grad(f)(value),
             lambda f: torch.func.jvp(f, (value,), (ones,))[1],
@@ -163,9 +167,22 @@ class RawOperatorContract:
         for transform in transforms:
             if self.OPERATOR.is_mutable:
                 with pytest.raises((RuntimeError, ValueError), match=self.OPERATOR.name):
-                    transform(sums(self.OPERATOR.overload))
+                    transform(total)
             else:
-                torch.testing.assert_close(transform(sums(self.OPERATOR.overload)), transform(sums(self._formula)))
+                torch.testing.assert_close(transform(total), transform(expected))
+
+    def test_a_compiled_tangent_is_right_or_refused(self) -> None:
+        value, total = self._total(self.SAMPLES[0], self.OPERATOR.overload)
+
+        def tangent(tensor: Tensor) -> Tensor:  # the sum has a tangent where that of the operator is missing
+            return torch.func.jvp(lambda x: total(x) + x.sum(), (tensor,), (tensor.cos(),))[1]
+
+        compiled = torch.compile(tangent, fullgraph=True, backend="aot_eager")
+        if self.OPERATOR.is_mutable:
+            with pytest.raises(Exception, match="must not require grad or have a tangent"):
+                compiled(value)
+        else:
+            torch.testing.assert_close(compiled(value), tangent(value))
 
     def _formula(self, *arguments: Any) -> Any:
         return self.OPERATOR.formula(*self.OPERATOR.complete(arguments, {}))

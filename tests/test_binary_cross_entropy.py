@@ -1,5 +1,6 @@
 """binary_cross_entropy: the drop-in, its Function and the raw operator."""
 
+import importlib
 from contextlib import nullcontext
 from functools import partial
 
@@ -203,6 +204,14 @@ def test_the_denominator_is_clamped_at_1e_12_and_not_the_probability():
     probability = torch.tensor([0.0, 1.0, 1.5], dtype=torch.float64)
     gradient = ops.binary_cross_entropy_backward(torch.ones(()).double(), probability, torch.zeros(3).double(), None, 0)
     torch.testing.assert_close(gradient, probability / 1e-12)
+
+
+@pytest.mark.parametrize("reduction", range(3))
+def test_the_formula_for_compiled_code_has_the_tangent_of_the_weight(reduction):
+    module = importlib.import_module("torch_aclnn_ops.functional.binary_cross_entropy")
+    probability, target, weight = torch.rand(3, 4, 5, dtype=torch.float64)
+    loss = partial(module._formula, probability, target, reduction=reduction)
+    assert torch.autograd.gradcheck(loss, weight.requires_grad_(), check_forward_ad=True, check_backward_ad=False)
 
 
 def test_mixed_dtypes_give_the_dtype_of_self():

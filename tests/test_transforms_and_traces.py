@@ -7,6 +7,7 @@ from torch_aclnn_ops import functional as ours
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
 F64 = torch.float64
@@ -45,6 +46,39 @@ def test_a_batched_constant_with_a_tangent_raises(name):
     hidden, constants = torch.randn(5, 4, dtype=F64), torch.randn(3, 5, 4, dtype=F64)
     with pytest.raises(RuntimeError, match=f"{name}: .* a tangent"):
         _tangent(vmap(partial(CASES[name], hidden)), constants)
+
+
+COMPILED = {
+    **CASES,
+    "mse_loss": ours.mse_loss,
+    "embedding": lambda table, row: (ours.embedding(TARGET[2:], table) * row[0]).square().mean(),
+    "in chunks": lambda x, weight: ours.linear_cross_entropy(x, HEAD, TARGET, token_weight=weight[:, 0], chunk_size=2),
+}
+
+
+@pytest.mark.parametrize("by", ["the input", "the constant"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_tangent_in_compiled_code_is_that_of_finite_differences_or_refused(name, by):
+    loss = COMPILED[name]
+    points = torch.randn(5, 4, dtype=F64), torch.rand(5, 4, dtype=F64) + 0.5
+    differentiated = points[by == "the constant"]
+    direction = torch.randn_like(differentiated)
+
+    def moved(point):
+        return loss(*[point if one is differentiated else one for one in points])
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def tangent(point):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(moved(forward_ad.make_dual(point, direction))).tangent
+
+    if name in CASES and by == "the constant":
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=f"{name}: .* a tangent"):
+            tangent(differentiated)
+        return
+    step = 1e-6 * direction
+    expected = (moved(differentiated + step) - moved(differentiated - step)) / 2e-6
+    torch.testing.assert_close(tangent(differentiated), expected, rtol=1e-5, atol=1e-7)
 
 
 pytestmark = pytest.mark.filterwarnings(

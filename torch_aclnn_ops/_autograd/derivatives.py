@@ -195,11 +195,18 @@ def any_wrapped(values: Sequence[Any]) -> bool:
 
 def has_tangent(value: Any) -> bool:
     """Return whether a value is a dual tensor with a tangent."""
-    if not isinstance(value, Tensor) or not in_forward_ad():
-        return False
-    while is_batchedtensor(value):  # torch cannot unpack it
-        value = get_unwrapped(value)
-    return forward_ad.unpack_dual(value).tangent is not None
+    return isinstance(value, Tensor) and in_forward_ad() and _is_dual(value)
+
+
+def is_dual_in_graph(value: Any) -> bool:
+    """Return :func:`has_tangent` in a graph of Dynamo, which enters forward-mode AD without Python's counter of it."""
+    return in_functorch_transform() and isinstance(value, Tensor) and _is_dual(value)
+
+
+def _is_dual(tensor: Tensor) -> bool:
+    while is_batchedtensor(tensor):  # torch cannot unpack it
+        tensor = get_unwrapped(tensor)
+    return forward_ad.unpack_dual(tensor, level=0).tangent is not None  # torch has no other level
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
 from torch_aclnn_ops._call_log import is_logging_in_eager_mode
 from torch_aclnn_ops._tensors import DTYPES
-from torch_aclnn_ops._torch_compat.private import fast_apply
+from torch_aclnn_ops._torch_compat.private import fast_apply, in_forward_ad
 
 import torch
 from torch.autograd import Function
@@ -36,7 +36,8 @@ class EagerOrCompiled:
     inside ``torch.func``                the Function itself; also for wrapped tensors of an exited transform
     inside a jvp of a jvp                ``formula``: PyTorch treats the tangent of a Function as a constant
     compiled                             ``compiled``, or a copy without ``jvp``, which Dynamo does not support
-    compiled, inside ``torch.func``      ``formula``: Dynamo treats higher derivatives of a Function as 0
+    compiled, in ``torch.func``          ``formula``: Dynamo treats higher derivatives of a Function as 0
+    compiled, in a dual level            ``formula``
     ===================================  =======================================================================
 
     Args:
@@ -64,7 +65,7 @@ class EagerOrCompiled:
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
         if torch.compiler.is_compiling():
-            needs_formula = in_functorch_transform() and not self._has_operator
+            needs_formula = not self._has_operator and (in_functorch_transform() or in_forward_ad())
             return self._formula(*args) if needs_formula else self._compiled(*args)
         if self._native is None or is_logging_in_eager_mode():
             return self._apply(*args)

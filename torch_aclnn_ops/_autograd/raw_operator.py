@@ -6,7 +6,13 @@ from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._autograd.derivatives import any_differentiated, as_tuple, in_functorch_transform, raw_function
+from torch_aclnn_ops._autograd.derivatives import (
+    any_differentiated,
+    as_tuple,
+    in_functorch_transform,
+    is_dual_in_graph,
+    raw_function,
+)
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import check_device, describe, why_not_chip, why_not_rank
@@ -286,7 +292,7 @@ class RawOperator:
         complete = self.complete(args, kwargs)
         if self.is_mutable:
             self._check_no_derivatives(complete)
-        elif any_differentiated(complete):
+        elif any_differentiated(complete) or any(map(is_dual_in_graph, complete)):
             self.check(complete, True)
             # Below the dispatcher, torch cannot apply a Function in a transform.
             return (self.formula if in_functorch_transform() else self._of_direct_call)(*complete)
@@ -295,7 +301,7 @@ class RawOperator:
 
     def _check_no_derivatives(self, args: tuple[Any, ...]) -> None:
         for name, value in zip(self._names, args, strict=True):
-            if any_differentiated([value]):
+            if any_differentiated([value]) or is_dual_in_graph(value):
                 raise RuntimeError(
                     f"{self.name}: {name} must not require grad or have a tangent, because the operator writes to its"
                     " arguments and has no derivative; call it under torch.no_grad() or on a detached tensor"

@@ -82,7 +82,7 @@ _is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 
 def in_forward_ad() -> bool:
     """Return whether forward-mode AD is active."""
-    return forward_ad._current_level >= 0 and _is_fwd_grad_enabled()
+    return forward_ad._current_level >= 0 and (torch.compiler.is_compiling() or _is_fwd_grad_enabled())
 
 
 def arguments_of(operator: Any) -> list[torch.Argument]:

@@ -41,6 +41,13 @@ def _loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) 
     return reduce_losses(losses, reduction).to(input.dtype)
 
 
+def _formula(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    """Compute the loss with a product that has the tangent of the weight, which PyTorch's loss drops."""
+    if weight is None:
+        return _loss(input, target, None, reduction)
+    return reduce_losses(_loss(input, target, None, 0) * weight, reduction)
+
+
 _native_backward = torch.ops.aten.binary_cross_entropy_backward.default
 
 
@@ -77,7 +84,7 @@ The arguments are ``input``, ``target``, ``weight`` (or ``None``) and ``reductio
 
 _binary_cross_entropy = EagerOrCompiled(
     BinaryCrossEntropyFunction,
-    _loss,
+    _formula,
     native=NativeFunction("binary_cross_entropy", binary_cross_entropy_backward.why_not_dtype),
 )
 _torch_binary_cross_entropy = torch.nn.functional.binary_cross_entropy

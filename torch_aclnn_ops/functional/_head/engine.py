@@ -68,7 +68,9 @@ class Engine:
         ``others`` are tensors with which the results are multiplied.
         """
         tensors = (*call[:HEAD_TENSORS], *self._loss.tensors(call))
-        if in_functorch_transform() or any_differentiated(tensors[HEAD_TENSORS:]):
+        if in_functorch_transform() or (torch.compiler.is_compiling() and in_forward_ad()):
+            return True
+        if any_differentiated(tensors[HEAD_TENSORS:]):
             return True
         if torch.compiler.is_compiling():
             return False
