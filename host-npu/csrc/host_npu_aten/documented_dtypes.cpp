@@ -75,6 +75,9 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::smooth_l1_loss", {"aclnnSmoothL1Loss", kFloats}},
         {"aten::native_batch_norm", {"aclnnBatchNorm", kFloats}},
         {"aten::native_group_norm", {"aclnnGroupNorm", kFloats}},
+        {"aten::avg_pool2d", {"aclnnAvgPool2d", kFloats}},
+        {"aten::_adaptive_avg_pool2d", {"aclnnAdaptiveAvgPool2d", kFloats}},
+        {"aten::max_pool2d_with_indices", {"aclnnMaxPool2dWithMask", kFloats}},
     };
     return all;
 }
