@@ -8,6 +8,7 @@ from functools import partial
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations.transformers import patch_model, unpatch_model
 
+import peft
 import pytest
 import torch
 import transformers
@@ -299,9 +300,12 @@ class Packed(Tensor):
     """Stands for the weights of torchao."""
 
 
-def test_a_quantized_weight_is_told_of_by_name():
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_a_quantized_weight_is_told_of_by_name(is_adapted):
     model = make()
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().as_subclass(Packed))
+    if is_adapted:
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"], r=4))
     with pytest.warns(UserWarning, match="saves no memory: the weight of its head is a Packed, not a plain tensor"):
         patch_model(model)(**batch())
 

@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch_aclnn_ops._tensors import is_plain
+from torch_aclnn_ops._tensors import is_dtensor, is_plain
 
 from torch import Tensor, nn
 
@@ -88,12 +88,13 @@ def warn_of_reason(model: nn.Module, record: Materializations, is_fused_by_trl: 
             "TRL's fused head does not call the model's; call patch_trainer of torch_aclnn_ops.integrations.trl with"
             " its trainer"
         )
+    elif isinstance(weight, Tensor) and not (is_plain(weight) or (record.heads and is_dtensor(weight))):
+        # Adapters of such a head add to its logits.
+        reason = f"the weight of its head is a {type(weight).__name__}, not a plain tensor; call unpatch_model"
     elif record.operation is not None:
         reason = f"{record.operation} needs them; {CURE}"
     elif not record.heads and model.training and not getattr(head, "training", True):
         reason = "its head is in evaluation mode; call train() of the model, or unpatch_model"
-    elif not record.heads and isinstance(weight, Tensor) and not is_plain(weight):
-        reason = f"the weight of its head is a {type(weight).__name__}, not a plain tensor; call unpatch_model"
     elif not record.heads:
         reason = (
             f"its head, a {type(head).__name__}, was not called as a linear layer, the model or an adapter computes"
