@@ -71,6 +71,7 @@ void require_call(const ExpertProduct& call, std::int64_t sent, std::int64_t rec
     const Counts taken = is_950 ? Counts{2, 4, 8, 16, 32, 64} : Counts{8, 16, 32, 64, 128};
     TORCH_CHECK(std::ranges::find(taken, call.ranks) != taken.end(), "epWorldSize is ", call.ranks, "; CANN takes ",
                 taken, " on this chip");
+    TORCH_CHECK(call.experts() > 0, "gmmWeight has no experts");
     require_counts("sendCounts", call.sent, call, sent);
     require_counts("recvCounts", call.received, call, received);
     TORCH_CHECK(call.shared_x.has_value() == call.shared_weight.has_value(), "mmX and mmWeight must be given together");

@@ -101,9 +101,14 @@ void of_rows_v2(const GroupedSwiglu& call) {
     TORCH_CHECK((call.x.scalar_type() == at::kChar) != is_mx, "x has dtype ", name_of(call.x.scalar_type()),
                 " with dequantMode ", call.dequant_mode, " and quantMode ", call.quant_mode,
                 "; the host NPU has 2 with float8 in MX formats, and 0 with int8");
+    const auto is_of_blocks = [](at::ScalarType scale) { return scale == at::kFloat8_e8m0fnu; };
+    TORCH_CHECK(call.scale.size() == 1 && is_of_blocks(call.scale[0].scalar_type()) == is_mx &&
+                    is_of_blocks(call.token_scale.scalar_type()) == is_mx &&
+                    is_of_blocks(call.y_scale.dtype()) == is_mx && (call.y.dtype() == at::kChar) != is_mx,
+                "the dtypes of weightScale, xScale, output and outputScale are not those of x in ",
+                is_mx ? "blocks" : "int8");
     if (!is_mx) return of_tiles_v2(call);
-    TORCH_CHECK(call.weight.size() == 1 && call.scale.size() == 1, "there are ", call.weight.size(), " weights and ",
-                call.scale.size(), " scales instead of one of all groups");
+    TORCH_CHECK(call.weight.size() == 1, "there are ", call.weight.size(), " weights instead of one of all groups");
     const auto& matrices = call.weight[0];
     require_sizes(call.x, matrices, call.list, call.y, {});
     TORCH_CHECK(matrices.size(2) % 128 == 0, "weight has ", matrices.size(2), " columns instead of a multiple of 128");

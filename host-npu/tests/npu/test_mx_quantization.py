@@ -299,6 +299,9 @@ def _gated_units():
     return {
         "mx": [_floats(y, y_scale, -1)[:7], _floats(x, x_scale, -1), _floats(weight, scale, 1)],
         "int8": [each.cpu() for each in found] + [*integers, *floats],
+        "scales": error_of(
+            lambda: gated(given[0], [given[1]], [given[2]], x_scale[:, 0, 0], groups, x_scale_dtype=e8m0)
+        ),
         "modes": error_of(lambda: gated(x, [weight], [scale], x_scale, groups, **(modes | {"quant_mode": 0}))),
     }
 
@@ -320,4 +323,5 @@ def test_gated_units_of_groups_are_quantized_from_weights_in_rows():
     units = _units(x * of_token[:, None], matrices * scale[:, None])
     torch.testing.assert_close(of_row[:7], units.abs().amax(-1) / 127, rtol=1e-5, atol=0)
     assert (y[:7] - units / of_row[:7, None]).abs().max() <= 0.5 + 1e-3
+    assert "xScale, output and outputScale are not those of x in int8" in found["scales"]
     assert "x has dtype float8_e4m3fn with dequantMode 2 and quantMode 0" in found["modes"]
