@@ -33,6 +33,10 @@ def test_metrics_and_gradients_of_a_trainer_are_those_of_the_trainer_as_it_was(n
         found = Trained(patch_trainer(make_trainer(name, folder), chunk_size=CHUNK))
     assert counts.as_dict()["operators"]["linear_cross_entropy"]["calls"] >= len(found.gradients)
     assert found.largest == CHUNK * CLASSES < expected.largest
+    _assert_found(found, expected)
+
+
+def _assert_found(found, expected):
     assert [log.keys() for log in found.logs] == [log.keys() for log in expected.logs]
     for log, wanted in zip(found.logs, expected.logs, strict=True):
         # A reward is a tenth of a difference of numbers near 80.
@@ -229,6 +233,22 @@ def test_a_loss_that_needs_logits_warns_once(options, folder):
     assert len(told) == 1 and "this SFTTrainer computes its loss from the logits of all tokens" in told[0]
     losses, wanted = ([log["loss"] for log in each.logs if "loss" in log] for each in (found, expected))
     assert losses == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"), zip(WITH_LOGITS.values(), ([], ["square"]), strict=True), ids=WITH_LOGITS
+)
+def test_lazy_logits_of_patch_model_serve_such_a_loss(options, warning, folder):
+    expected = Trained(make_trainer("SFT", folder, **options))
+    trainer = patch_trainer(make_trainer("SFT", folder, **options), chunk_size=CHUNK)
+    patch_model(trainer.model, chunk_size=CHUNK, lazy_without_labels=True)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = Trained(trainer)
+    _assert_found(found, expected)
+    told = [str(one.message) for one in warned if "patch_" in str(one.message)]
+    assert len(told) == len(warning) and all(name in one for name, one in zip(warning, told, strict=True))
+    assert warning or found.largest <= CHUNK * CLASSES
 
 
 @pytest.mark.parametrize("is_patched", [False, True])

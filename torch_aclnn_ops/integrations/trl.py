@@ -79,7 +79,7 @@ def patch_trainer(
     ``KTOTrainer``, ``GRPOTrainer`` and ``RLOOTrainer``. Instead of TRL's tiles of 4096 tokens by 32768 classes, the
     chunks of this package are used, and ignored tokens are skipped on a CPU. Generation, and code that reads logits, is
     unchanged. If the loss is computed from logits, as with label smoothing or a ``compute_loss_func``, there is one
-    warning.
+    warning; ``patch_model(model, lazy_without_labels=True)`` saves their memory.
 
     Args:
         trainer: The trainer, before or after training.
@@ -234,12 +234,15 @@ def _wrap(model: nn.Module) -> None:
 
 
 def _warn_of_logits(model: nn.Module, patch: _Patch) -> None:
-    if patch.is_told or not (model.training and torch.is_grad_enabled()):
+    of_model = vars(model).get(PATCH)
+    is_lazy = of_model is not None and of_model.record.is_lazy_without_labels
+    if patch.is_told or is_lazy or not (model.training and torch.is_grad_enabled()):
         return
     patch.is_told = True
     warnings.warn(
         f"patch_trainer: this {patch.trainer} computes its loss from the logits of all tokens and saves no memory;"
-        " leave out label smoothing and compute_loss_func, or use unpatch_trainer if the trainer itself needs logits",
+        " leave out label smoothing and compute_loss_func, or also call patch_model(model, lazy_without_labels=True) of"
+        " integrations.transformers, or unpatch_trainer if the trainer itself needs logits",
         stacklevel=3,
     )
 
