@@ -171,6 +171,18 @@ class RawOperatorContract:
             else:
                 torch.testing.assert_close(transform(total), transform(expected))
 
+    @pytest.mark.parametrize("is_overload", [False, True])
+    def test_a_compiled_call_has_the_gradient_or_is_refused(self, is_overload: bool) -> None:
+        value, total = self._total(self.SAMPLES[0], self.OPERATOR.overload if is_overload else self.OPERATOR)
+        compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+        value.requires_grad_()
+        if self.OPERATOR.is_mutable:
+            with pytest.raises(Exception, match="must not require grad or have a tangent"):
+                compiled(value)
+        else:
+            gradients = [torch.autograd.grad(each(value), value) for each in (compiled, total)]
+            torch.testing.assert_close(*gradients)
+
     def test_a_compiled_tangent_is_right_or_refused(self) -> None:
         value, total = self._total(self.SAMPLES[0], self.OPERATOR.overload)
 

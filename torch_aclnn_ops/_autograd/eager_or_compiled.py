@@ -68,24 +68,25 @@ class EagerOrCompiled:
             needs_formula = not self._has_operator and (in_functorch_transform() or in_forward_ad())
             return self._formula(*args) if needs_formula else self._compiled(*args)
         if self._native is None or is_logging_in_eager_mode():
-            return self._apply(*args)
+            return self.eager(*args)
         device = args[0].device  # device.type builds a string in every call
         entry = self._entries.get(device) or self._make_entry(self._native, device)
         return entry(*args)
 
     def _make_entry(self, native: NativeFunction, device: torch.device) -> Callable[..., Any]:
-        """Return the native function's entry point for a device, which calls ``_apply`` for unsupported arguments."""
+        """Return the native function's entry point for a device, which calls ``eager`` for unsupported arguments."""
         if device.type == "cpu":
-            entry = _cpu_extension.function(native.name, self._apply, native.cpu_dtypes)
+            entry = _cpu_extension.function(native.name, self.eager, native.cpu_dtypes)
         elif device.type == "npu" and native.name in _extension.functions:
             supported = [dtype for dtype in DTYPES if native.why_not_dtype(dtype) is None]
-            entry = _extension.functions[native.name](self._apply, supported)
+            entry = _extension.functions[native.name](self.eager, supported)
         else:  # not cached: torch_npu may be imported later
-            return self._apply
+            return self.eager
         self._entries[device] = entry
         return entry
 
-    def _apply(self, *args: Any) -> Any:
+    def eager(self, *args: Any) -> Any:
+        """Apply the Function as uncompiled code does."""
         if not in_functorch_transform() and not any_wrapped(args):
             return self._light(*args)
         return self._formula(*args) if in_nested_forward_mode() else self._in_transforms(*args)

@@ -294,8 +294,8 @@ class RawOperator:
             self._check_no_derivatives(complete)
         elif any_differentiated(complete) or any(map(is_dual_in_graph, complete)):
             self.check(complete, True)
-            # Below the dispatcher, torch cannot apply a Function in a transform.
-            return (self.formula if in_functorch_transform() else self._of_direct_call)(*complete)
+            # Below the dispatcher, torch cannot apply a Function in a transform, and nothing is left to Dynamo.
+            return (self.formula if in_functorch_transform() else self._of_direct_call.eager)(*complete)
         with AutoDispatchBelowAutograd():
             return self.overload.redispatch(after_autograd_keyset & keyset, *args, **kwargs)
 
