@@ -1,4 +1,9 @@
-// What CANN's own headers of operators include: the aclnn interface.
+// Start and end of the aclnn libraries.
 #pragma once
 
 #include "aclnn/acl_meta.h"
+
+extern "C" {
+ACLNN_API aclnnStatus aclnnInit(const char* configPath);
+ACLNN_API aclnnStatus aclnnFinalize();
+}
