@@ -183,6 +183,17 @@ class RawOperatorContract:
             gradients = [torch.autograd.grad(each(value), value) for each in (compiled, total)]
             torch.testing.assert_close(*gradients)
 
+    def test_a_dual_level_in_compiled_code_is_refused(self) -> None:
+        value, total = self._total(self.SAMPLES[0], self.OPERATOR.overload)
+
+        @torch.compile(fullgraph=True, backend="eager")
+        def tangent(tensor: Tensor) -> Any:
+            with forward_ad.dual_level():
+                return forward_ad.unpack_dual(total(forward_ad.make_dual(tensor, tensor.cos())) + tensor.sum()).tangent
+
+        with pytest.raises(Exception, match=f"{self.OPERATOR.name}: .* (dual level|a tangent)"):
+            tangent(value)
+
     def test_a_compiled_tangent_is_right_or_refused(self) -> None:
         value, total = self._total(self.SAMPLES[0], self.OPERATOR.overload)
 

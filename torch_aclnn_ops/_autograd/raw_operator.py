@@ -9,6 +9,7 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.derivatives import (
     any_differentiated,
     as_tuple,
+    has_tangent,
     in_functorch_transform,
     is_dual_in_graph,
     raw_function,
@@ -294,6 +295,11 @@ class RawOperator:
             self._check_no_derivatives(complete)
         elif any_differentiated(complete) or any(map(is_dual_in_graph, complete)):
             self.check(complete, True)
+            if in_dispatch_mode() and not in_functorch_transform() and any(map(has_tangent, complete)):
+                # The graph that is traced would enter the dual level without Python's counter of it.
+                raise RuntimeError(
+                    f"{self.name}: a traced call must not have tangents of a dual level; use torch.func.jvp instead"
+                )
             # Below the dispatcher, torch cannot apply a Function in a transform, and nothing is left to Dynamo.
             return (self.formula if in_functorch_transform() else self._of_direct_call.eager)(*complete)
         with AutoDispatchBelowAutograd():
