@@ -91,7 +91,7 @@ def test_after_every_operator_others_compute_the_right_thing(found):
     ("operator", "name"),
     [
         ("npu::npu_nsa_select_attention_grad", "aclnnNsaSelectedAttentionGrad"),
-        ("npu::npu_grouped_matmul", "aclnnGroupedMatmul"),
+        ("npu::npu_all_to_all_matmul", "aclnnAlltoAllMatmul"),
         ("atb::_npu_quant_rms_norm", "ATB's RmsNorm"),
     ],
 )
