@@ -102,7 +102,7 @@ ERROR_INPUTS = {
     "bias of all": ({"linear_bias": torch.ones(8)}, RuntimeError, r"linear_bias must have shape \[4\].*\[8\]"),
     "class weight of a shard": ({"weight": torch.ones(4)}, RuntimeError, r"weight must have shape \[8\].*\[4\]"),
     "target beyond all": ({"target": torch.tensor([0, 8, 1])}, IndexError, "Target 8 is out of bounds"),
-    "probabilities of a shard": ({"target": torch.ones(3, 4)}, ValueError, "target"),
+    "probabilities of a shard": ({"target": torch.ones(3, 4)}, RuntimeError, r"target must have shape .* \[3, 8\]"),
     "sparse input": ({"input": INPUT.to_sparse()}, TypeError, "process_group must not .* left to torch's function"),
     "integers": (
         {"input": INPUT.long(), "linear_weight": HEAD.long()},
