@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -171,7 +172,7 @@ def build(
     if not names:
         # What programs include of CANN's interface, and torch_npu's wheel lacks.
         shutil.copytree(SOURCES / "include", destination / "include", dirs_exist_ok=True)
-        if not instrument:  # which a process must be started for
+        if not instrument and builder.runs_here():  # a sanitizer must be in the process from its start
             _declare_formulas(destination)
         (destination / "versions.json").write_text(json.dumps(versions()) + "\n")
     return linked
@@ -236,6 +237,11 @@ class _Builder:
         self.started = time.monotonic()
         self.lock = threading.Lock()  # of what follows, which the compilers' threads share
         self.made: set[Path] = set()  # by a command, in this build
+
+    def runs_here(self) -> bool:
+        """Return whether this machine runs what the compiler makes, and not only another one."""
+        target = subprocess.run([*self.compiler, "-dumpmachine"], capture_output=True, text=True).stdout
+        return target.startswith(platform.machine())
 
     def report(self, library: Library, number: str) -> None:
         """Say that a library is linked, unless it was up to date."""
