@@ -82,9 +82,7 @@ def convert(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], options
             _require(counts[0] == counts[1], f"the number of params of group {i}", f"{counts[0]}", counts[1])
             for j, (key, param) in enumerate(zip(saved["params"], group["params"], strict=True)):
                 places[key] = _Place(param, f"parameter {j} of group {i}", saved.get("step"), _is_torchs(saved))
-        # A step cannot write to tensors created in inference mode.
-        with torch.inference_mode(False), torch.no_grad():
-            return {"state": _loaded_states(state_dict["state"], places), "param_groups": loaded_groups}
+        return {"state": _loaded_states(state_dict["state"], places), "param_groups": loaded_groups}
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"{_LOAD}: the state dict must have the form of an optimizer's ({error!r})") from error
 

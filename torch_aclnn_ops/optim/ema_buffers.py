@@ -91,8 +91,7 @@ class EmaBuffers:
             raise ValueError(f"{_LOAD}: ema_buffers must be like those of the optimizer, {needed}, but it is {found}")
         for name, value in saved.items():
             dtype = dtype_of_states(buffers[name], True)
-            with torch.inference_mode(False), torch.no_grad():  # a step cannot write to tensors of inference mode
-                result.averages[name] = value.detach().to(buffers[name].device, dtype, copy=True)
+            result.averages[name] = value.detach().to(buffers[name].device, dtype, copy=True)
         return result
 
     def warn_of_missing(self, states: Mapping[Any, Any]) -> None:

@@ -235,9 +235,10 @@ class EmaOptimizer(Optimizer):
         for pre_hook in pre_hooks:
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
-        buffers = self._ema_buffers.loaded(state_dict.get("ema_buffers", {}))
-        loaded = checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS)
-        self.__setstate__({**loaded, "_ema_buffers": buffers})
+        with torch.inference_mode(False), torch.no_grad():  # a step cannot write to tensors of inference mode
+            buffers = self._ema_buffers.loaded(state_dict.get("ema_buffers", {}))
+            loaded = checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS)
+            self.__setstate__({**loaded, "_ema_buffers": buffers})
         warn_of_missing_ema_params(self)
         buffers.warn_of_missing(self.state)
         for post_hook in post_hooks:
