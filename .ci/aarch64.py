@@ -176,7 +176,7 @@ def check_package(version: str, wheels: Path) -> bool:
         sys.exit("to make a Debian for arm64 takes root; --only-cpp does without")
     _require({"debootstrap": "debootstrap"})
     start = time.monotonic()
-    include = "--include=python3-dev,python3-venv"
+    include = "--include=python3-dev,python3-venv,libgomp1"  # the last comes with every g++, which is mounted here
     command = [*_MOUNTS_END_WITH_IT, "debootstrap", "--arch=arm64", "--variant=minbase", include, _DEBIAN]
     _made(_ROOT, lambda part: subprocess.run([*command, str(part)], check=True, stdout=subprocess.DEVNULL))
     _say("there is a Debian for arm64", start)
