@@ -122,7 +122,7 @@ lint: setup
 	find csrc host-npu/csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 # Time and memory against peers: CSV files, plots and docs/performance.md, in a quarter of an hour on an idle machine.
-# ONLY="losses embedding" measures some, QUICK=--quick shows that it runs.
+# ONLY="drop_ins ema_adam" measures some, QUICK=--quick shows that it runs.
 bench: setup
 	$(RUN) -m benchmarks $(ONLY) $(QUICK)
 

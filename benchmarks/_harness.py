@@ -3,21 +3,18 @@
 import argparse
 import ctypes
 import gc
-import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-# torch_aclnn_ops goes before torch, see torch_aclnn_ops/_torch_npu.py.
-import torch_aclnn_ops
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 
 import host_npu
 import torch
 
-from benchmarks._results import CORES, Row, as_text, path_of, print_rows, write
+from benchmarks._results import CORES, Row, as_text, format_table, path_of, write
 
 Call = Callable[[], object]
 
@@ -30,55 +27,21 @@ _FEWEST_ROUNDS = 3
 _LONGEST_COMPARISON = 20.0  # seconds of all rounds together
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one call over several rounds."""
+def interleaved(cases: Mapping[str, Call], rounds: int, before: Call = lambda: None) -> dict[str, list[float]]:
+    """Return the seconds of every case in every round.
 
-    seconds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The middle of the rounds."""
-        return statistics.median(self.seconds)
-
-    @property
-    def minimum(self) -> float:
-        """The fastest round, the least disturbed one."""
-        return min(self.seconds)
-
-
-def interleaved(
-    cases: Mapping[str, Call],
-    rounds: int,
-    is_warm: bool = False,
-    before: Call = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Timing]:
-    """Time every case once a round, so that a change of the machine's speed meets all of them.
-
-    Every other round goes backwards, because a call is faster where it finds the memory that another has just freed.
-
-    Args:
-        cases: calls by name.
-        rounds: counted rounds.
-        is_warm: leave out the uncounted round that warms them up.
-        before: called before each call, and not timed.
-        clock: returns seconds.
-
-    Returns:
-        Timings by name.
+    Each case has its turn in a round, so that a change of the machine's speed meets all of them. Every other round goes
+    backwards, because a call is faster where it finds the memory that another has just freed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     turns = list(cases.items())
-    for call in () if is_warm else cases.values():
-        call()
     for number in range(rounds):
         for name, call in turns[::-1] if number % 2 else turns:
             before()
-            start = clock()
+            start = time.perf_counter()
             call()
-            seconds[name].append(clock() - start)
-    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
 
 
 def peak_memory(call: Call) -> int:
@@ -103,12 +66,12 @@ def status_bytes(field: str) -> int:
 
 
 def forward_and_backward(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, **options: object) -> Call:
-    """Make a call that computes a loss and the gradients of the inputs that require them."""
+    """Make a call that computes a loss and the gradients of the inputs that require them, and returns all of them."""
     trained = [tensor for tensor in inputs if tensor.requires_grad]
 
-    def call() -> None:
+    def call() -> tuple[torch.Tensor, ...]:
         output = function(*inputs, **options)
-        torch.autograd.grad(output, trained, torch.ones_like(output))
+        return output.detach(), *torch.autograd.grad(output, trained, torch.ones_like(output))
 
     return call
 
@@ -122,7 +85,7 @@ def copy_of(count: int) -> Call:
 def compare(
     cases: Mapping[str, Call],
     rounds: int,
-    wait: Call | None = None,
+    wait: Call = lambda: None,
     before: Call = lambda: None,
     calls: int | None = None,
     least_bytes: int | None = None,
@@ -146,18 +109,14 @@ def compare(
     Returns:
         A row for each case; seconds are those of a single call.
     """
-    alone = interleaved(cases, 1)
+    alone = {by: seconds for by, [_, seconds] in interleaved(cases, 2).items()}
     memory = {}
     if least_bytes is not None:
         memory = {by: least_bytes if by.startswith(LIMIT) else peak_memory(call) for by, call in cases.items()}
     if calls is None:
-        fastest = min(timing.minimum for timing in alone.values())
-        calls = max(1, min(_MOST_CALLS, int(_SHORTEST_ROUND / fastest)))
-    whole_round = calls * sum(timing.minimum for timing in alone.values())
-    rounds = min(rounds, max(_FEWEST_ROUNDS, int(_LONGEST_COMPARISON / whole_round)))
-    timings = interleaved(
-        {by: repeated(call, calls, wait) for by, call in cases.items()}, rounds, is_warm=True, before=before
-    )
+        calls = max(1, min(_MOST_CALLS, int(_SHORTEST_ROUND / min(alone.values()))))
+    rounds = min(rounds, max(_FEWEST_ROUNDS, int(_LONGEST_COMPARISON / (calls * sum(alone.values())))))
+    timings = interleaved({by: _repeated(call, calls, wait) for by, call in cases.items()}, rounds, before)
     reference = next(iter(timings.values()))
     rows = [
         {
@@ -165,40 +124,30 @@ def compare(
             "device": device,
             "dtype": dtype,
             "by": by,
-            "status": "measured",
             "rounds": rounds,
-            "median_s": timing.median / calls,
-            "minimum_s": timing.minimum / calls,
-            "ratio_of_medians": timing.median / reference.median,
-            "ratio_of_minima": timing.minimum / reference.minimum,
+            "median_s": statistics.median(seconds) / calls,
+            "minimum_s": min(seconds) / calls,
+            "ratio_of_medians": statistics.median(seconds) / statistics.median(reference),
+            "ratio_of_minima": min(seconds) / min(reference),
             **({"peak_bytes": memory[by]} if memory else {}),
         }
-        for by, timing in timings.items()
+        for by, seconds in timings.items()
     ]
-    for row in rows:
-        report(row)
+    for cells in as_text(rows):
+        report_cells(cells)
     return rows
 
 
-def report(row: Row) -> None:
-    """Print a result as soon as it is known, because a benchmark can take many minutes."""
-    [cells] = as_text([row])
-    report_cells(cells)
-
-
 def report_cells(cells: Mapping[str, str]) -> None:
-    """Print a row of a table as soon as it is known; the table itself, on stdout, comes at the end."""
+    """Print a row as soon as it is known, because a benchmark can take many minutes; the table comes at the end."""
     print(", ".join(f"{name} {cell}" for name, cell in cells.items() if cell), file=sys.stderr, flush=True)
 
 
-def repeated(call: Call, calls: int, wait: Call | None = None) -> Call:
-    """Make so many calls one, at whose end ``wait`` waits for a device."""
-
+def _repeated(call: Call, calls: int, wait: Call) -> Call:
     def all_of_them() -> None:
         for _ in range(calls):
             call()
-        if wait is not None:
-            wait()
+        wait()
 
     return all_of_them
 
@@ -217,89 +166,30 @@ def doublings(largest: int, quick: bool = False) -> list[int]:
     return [largest >> exponent for exponent in (exponents[:3] if quick else exponents)]
 
 
-def absent(by: str, reason: str, **columns: object) -> Row:
-    """Return the row of a peer that cannot be measured here."""
-    return {**columns, "by": by, "status": f"absent: {reason}"}
-
-
-def against_torch(
-    options: argparse.Namespace,
-    operator: str,
-    largest: int,
-    prepare: Callable[[torch.dtype, int], Callable[[Callable[..., torch.Tensor]], Call]],
-    least: Callable[[int], int],
-    moved: Callable[[int], int],
-    **columns: object,
-) -> list[Row]:
-    """Compare forward and backward of a drop-in with torch's function and, unless it is to be quick, the compiled one.
-
-    Args:
-        options: of :func:`parser`, and ``rounds``.
-        operator: the name of the function.
-        largest: the end of the sizes.
-        prepare: makes tensors of a dtype and a size, and returns what makes a call of a function with them.
-        least: returns how many elements the results of a size have.
-        moved: returns how many elements must be read or written for a size.
-        **columns: what the rows say besides.
-    """
-    theirs = getattr(torch.nn.functional, operator)
-    functions = {TORCH: theirs, OURS: getattr(torch_aclnn_ops.functional, operator)}
-    if not options.quick:  # compiling takes a minute
-        functions["torch.compile of torch's"] = torch.compile(theirs, dynamic=True)
-    rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for size in doublings(largest, options.quick):
-            make = prepare(dtype, size)
-            cases = {by: make(function) for by, function in functions.items()}
-            cases[f"{LIMIT}copy of as many bytes"] = copy_of(moved(size) * dtype.itemsize)
-            columns |= {"operator": operator, "dtype": str(dtype).removeprefix("torch."), "size": size}
-            rows += compare(cases, options.rounds, least_bytes=least(size) * dtype.itemsize, **columns)
-    return rows
-
-
-def shapes(
-    most: Mapping[str, int], others: Mapping[str, int], features: int, quick: bool
-) -> Iterator[tuple[tuple[int, int, int], dict[str, object]]]:
-    """Yield shapes of a head's problem with more and more rows or classes, and the columns that describe them."""
-    for variable in most:
-        [(other, count)] = [item for item in others.items() if item[0] != variable]
-        for size in doublings(most[variable], quick):
-            sizes = {other: count, variable: size}
-            described = {"configuration": f"{count} {other}, {features} features", "variable": variable, "size": size}
-            yield (sizes["rows"], features, sizes["classes"]), described
-
-
-def is_installed(*packages: str) -> bool:
-    """Return whether packages can be imported, without importing them."""
-    return all(importlib.util.find_spec(package) is not None for package in packages)
-
-
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Make the parser of the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     made.add_argument("--quick", action="store_true", help="few sizes and rounds, to see that it runs")
     made.add_argument("--output", type=Path, help="folder of the CSV files; without it nothing is written")
-    threads = min(2, CORES)
-    made.add_argument("--threads", type=int, default=threads, help="threads of torch (default: %(default)s)")
+    made.set_defaults(threads=min(2, CORES))
     return made
 
 
 def run(
-    name: str, measure: Callable[[argparse.Namespace], list[Row]], options: argparse.Namespace, rounds: int = 0
+    name: str, measure: Callable[[argparse.Namespace], list[Row]], options: argparse.Namespace, rounds: int
 ) -> None:
     """Measure, print a table, and write it where the options say so.
 
     Args:
         name: of the file.
         measure: returns the rows; what ``options.rounds`` says is ``rounds``, or 3 for a quick run.
-        options: of :func:`parser`.
+        options: of :func:`parser`, and ``threads`` of torch.
         rounds: of a run that is not quick.
     """
-    if rounds:
-        options.rounds = _FEWEST_ROUNDS if options.quick else rounds
+    options.rounds = _FEWEST_ROUNDS if options.quick else rounds
     torch.set_num_threads(options.threads)
     rows = measure(options)
-    print_rows(rows)
+    print(format_table(as_text(rows)))
     if options.output is not None:
         path = path_of(options.output, name)
         write(path, rows, options.threads)

@@ -32,10 +32,10 @@ def count_launches(call: Call) -> Counter[str]:
     return Counter(name for event in roots for name in _launched_by(event))
 
 
-def compare_on_npu(cases: Mapping[str, Call], rounds: int, wait: Call | None = None, **columns: object) -> list[Row]:
-    """Compare single calls, with the number of their launches; unless they ``wait``, the time is that of the host."""
+def compare_on_npu(cases: Mapping[str, Call], rounds: int, **columns: Any) -> list[Row]:
+    """Compare single calls, with their launches; unless the columns have ``wait``, the time is that of the host."""
     launches = {by: count_launches(case).total() for by, case in cases.items()}
-    rows = compare(cases, rounds, wait, calls=1, before=torch.npu.synchronize, device="npu", **columns)
+    rows = compare(cases, rounds, calls=1, before=torch.npu.synchronize, device="npu", **columns)
     return [{**row, "launches": launches[str(row["by"])]} for row in rows]
 
 

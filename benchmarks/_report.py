@@ -1,12 +1,11 @@
 """The tables of the README and of docs/performance.md, made of the CSV files of every machine."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks._harness import LIMIT, OURS
-from benchmarks._linear_cross_entropy_cases import LIGER, NAIVE, TORCHS
-from benchmarks._results import MACHINE, RESULTS, ROOT, as_text, digits, format_table, read
+from benchmarks._harness import OURS
+from benchmarks._results import RESULTS, ROOT, digits, format_table, read
+from benchmarks.linear_cross_entropy import LIGER, NAIVE, TORCHS
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
@@ -18,7 +17,6 @@ _WAYS = {
     LIGER: "Liger's formula, in calls of torch",
     OURS: "here: `linear_cross_entropy`",
 }
-_SERIES = ("operator", "configuration", "device", "dtype", "variable")
 # What this package calls its cases.
 _OURS = (OURS, "FusedEmaAdam", "FusedEmaAdam(flatten=True)")
 
@@ -57,7 +55,7 @@ def described(rows: Rows) -> str:
 
 def _ways(rows: Rows) -> list[Cells]:
     """Make a row of each way to compute a head's loss: memory, time and error in the dtypes that were measured."""
-    usual = [row for row in _measured(rows) if not row["variable"]]
+    usual = [row for row in rows if not row["variable"]]
     found = {(row["by"], row["dtype"]): row for row in usual}
     made = []
     for by, name in _WAYS.items():
@@ -81,26 +79,21 @@ def _by_machine(machines: dict[Path, dict[str, Rows]], cells_of: Callable[[Rows]
 
 
 def _against_torch(rows: Rows) -> Iterable[tuple[Cells, str]]:
-    """Compare the largest case of each series of this package with the first case, which is torch's own."""
-    measured = [row for row in _measured(rows) if row["peak_bytes"]]
-    # A benchmark that has a case of a usual size is summed up by it, and not by the ends of its sweeps.
-    for _, group in _series([row for row in measured if not row["variable"]] or measured):
-        largest = max(int(row["size"] or 0) for row in group)
-        theirs, *others = (row for row in group if int(row["size"] or 0) == largest)
-        for row in (row for row in others if row["by"] in _OURS):
-            [of] = {cells["of"] for cells in as_text([{key: row[key] for key in row if key not in MACHINE}])}
+    """Compare each case of this package with the first of the same calls, which is torch's own."""
+    first: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in (row for row in rows if row["peak_bytes"] and not row["variable"]):
+        theirs = first.setdefault(tuple(row[name] for name in ("operator", "configuration", "dtype")), row)
+        if row["by"] in _OURS:
             name = row["operator"] if row["by"] == OURS else row["by"]
+            calls = {"": f"{name}, {row['configuration']}, {row['dtype']}", "compared to": theirs["by"]}
             memory = " of ".join(f"{int(one['peak_bytes']) / 1e6:,.0f}" for one in (row, theirs))
-            yield {"": f"{name}, {of}", "compared to": theirs["by"]}, f"{float(row['ratio_of_medians']):.2f}; {memory}"
+            yield calls, f"{float(row['ratio_of_medians']):.2f}; {memory}"
 
 
 def _small_calls(rows: Rows) -> Iterable[tuple[Cells, str]]:
-    """Compare calls of the smallest size, where memory was not measured."""
-    swept = [row for row in _measured(rows) if row["variable"] and not row["peak_bytes"]]
-    smallest = min((int(row["size"]) for row in swept), default=0)
-    for row in swept:
-        # The modules of nn cost what their functions do.
-        if row["by"] == OURS and int(row["size"]) == smallest and not re.fullmatch(r"[A-Z]\w*", row["operator"]):
+    """Compare small calls, where memory was not measured."""
+    for row in rows:
+        if row["by"] == OURS and not row["peak_bytes"]:
             micro = digits(float(row["minimum_s"]) * 1e6)
             on = "CPU" if row["device"] == "cpu" else "host NPU"
             yield {"call": row["operator"], "on": on}, f"{float(row['ratio_of_minima']):.2f}; {micro}"
@@ -109,24 +102,3 @@ def _small_calls(rows: Rows) -> Iterable[tuple[Cells, str]]:
 def _links(folder: Path, files: dict[str, Rows]) -> str:
     links = ", ".join(f"[{name}](../benchmarks/results/{folder.name}/{name}.csv)" for name in files)
     return f"- {described(next(iter(files.values())))}: {links}."
-
-
-def _measured(rows: Rows) -> Rows:
-    return [row for row in rows if not row["status"].startswith("absent")]
-
-
-def _series(rows: Iterable[dict[str, str]]) -> list[tuple[tuple[str, ...], Rows]]:
-    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in _SERIES), []).append(row)
-    return list(found.items())
-
-
-def sweeps(rows: Rows) -> list[tuple[tuple[str, ...], Rows]]:
-    """Return the rows that differ in their size only, by what they have in common."""
-    return [(key, group) for key, group in _series(rows) if key[-1] and len({row["size"] for row in group}) > 1]
-
-
-def is_limit(by: str) -> bool:
-    """Return whether a row is what no implementation can be expected to beat."""
-    return by.startswith(LIMIT)

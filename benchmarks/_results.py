@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 # What every file has; what only some of them have comes between the two.
 MEASUREMENT = (
-    "operator configuration device dtype variable size by status rounds median_s minimum_s ratio_of_medians"
+    "operator configuration device dtype variable size by rounds median_s minimum_s ratio_of_medians"
     " ratio_of_minima peak_bytes"
 ).split()
 MACHINE = "machine instruction_set cores threads torch torch_npu torch_aclnn_ops date commit".split()
@@ -77,16 +77,11 @@ def has_bfloat16_instructions() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(machine()["instruction_set"].partition(" (")[0].split())
 
 
-def folder_of(described: Mapping[str, str]) -> str:
-    """Return the name of a machine's folder."""
-    instructions = described["instruction_set"].partition(" (")[0].split()
-    text = f"{described['machine']} {instructions[-1] if instructions else ''} {described['cores']} cores"
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
 def path_of(output: Path, name: str) -> Path:
-    """Return the file of a benchmark on this machine."""
-    return output / folder_of(machine()) / f"{name}.csv"
+    """Return the file of a benchmark on this machine, in a folder that is called by CPU, instructions and cores."""
+    instructions = machine()["instruction_set"].partition(" (")[0].split()
+    text = f"{machine()['machine']} {instructions[-1] if instructions else ''} {CORES} cores"
+    return output / re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") / f"{name}.csv"
 
 
 def write(path: Path, rows: Sequence[Row], threads: int) -> None:
@@ -107,6 +102,9 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+_DESCRIBED = ("operator", "configuration", "device", "dtype", "variable", "size", "rounds", *MACHINE)
+
+
 def as_text(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
     """Make the cells of a table: milliseconds, ratios and megabytes, each with as many digits as say something."""
     made = []
@@ -116,34 +114,25 @@ def as_text(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
             where.insert(0, f"{int(str(row['size'])):,} {row['variable']}")
         if row.get("device") not in (None, "", "cpu"):
             where.append(f"on {row['device']}")
-        cells = {"operator": f"{row['operator']}", "of": ", ".join(where), "by": f"{row['by']}"}
-        for name in row:
-            value = row[name]
-            if value in (None, "") or name in (
-                "operator",
-                "configuration",
-                "device",
-                "dtype",
-                "variable",
-                "size",
-                "rounds",
-            ):
-                continue
-            if name.endswith("_s"):
-                cells[f"{name.removesuffix('_s').replace('_', ' ')} ms"] = digits(float(str(value)) * 1e3)
-            elif name.startswith("ratio"):
-                cells[name.replace("_", " ")] = f"{float(str(value)):.2f}"
-            elif name.endswith("_bytes"):
-                cells["peak MB"] = f"{float(str(value)) / 1e6:.1f}"
-            elif name.endswith("_error"):
-                cells[name.replace("_", " ")] = f"{float(str(value)):.1e}"
-            elif name == "status" and value != "measured":
-                cells["median ms"] = str(value).partition(":")[0]
-            elif name not in (*MEASUREMENT, *MACHINE):
-                cells[name.replace("_", " ")] = str(value)
+        cells = {"operator": f"{row['operator']}", "of": ", ".join(where)}
+        for name, value in row.items():
+            if name not in _DESCRIBED and value not in (None, ""):
+                title, cell = _as_text(name, str(value))
+                cells[title] = cell
         made.append(cells)
     names = dict.fromkeys(name for cells in made for name in cells)
     return [{name: cells.get(name, "") for name in names} for cells in made]
+
+
+def _as_text(name: str, value: str) -> tuple[str, str]:
+    words = name.replace("_", " ")
+    if name.endswith("_s"):
+        return f"{words[:-2]} ms", digits(float(value) * 1e3)
+    if name.startswith("ratio"):
+        return words, f"{float(value):.2f}"
+    if name == "peak_bytes":
+        return "peak MB", f"{float(value) / 1e6:.1f}"
+    return words, f"{float(value):.1e}" if name.endswith("_error") else value
 
 
 def digits(number: float) -> str:
@@ -160,16 +149,3 @@ def format_table(rows: Sequence[Mapping[str, str]]) -> str:
         "| " + " | ".join(cell.ljust(widths[name]) for name, cell in zip(names, cells, strict=True)) + " |"
         for cells in lines
     )
-
-
-def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows as a Markdown table."""
-    print(format_table(rows))
-
-
-def print_rows(rows: Sequence[Row]) -> None:
-    """Print what was measured, and which peers are absent."""
-    print_table(as_text(rows))
-    for row in rows:
-        if str(row["status"]).startswith("absent"):
-            print(f"{row['by']}: {row['status']}")

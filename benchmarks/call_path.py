@@ -15,7 +15,7 @@ from torch_aclnn_ops._checks import DROP_INS
 
 import torch
 
-from benchmarks.losses import LOSSES
+from benchmarks.drop_ins import LOSSES
 
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
 

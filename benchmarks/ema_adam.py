@@ -1,14 +1,10 @@
-"""A step of FusedEmaAdam against AdamW with the EMA of swa_utils and of timm: ``python -m benchmarks.ema_adam``.
+"""A step of FusedEmaAdam against AdamW with the EMA of swa_utils: ``python -m benchmarks.ema_adam``.
 
 ``--npu`` counts the launches of a step on an NPU, or on the host NPU, and compares its host time with that of the
 operator's own entry.
 """
 
-import importlib.util
-import runpy
 from argparse import Namespace
-from collections.abc import Callable
-from pathlib import Path
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -17,16 +13,13 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks._harness import LIMIT, Call, absent, compare, copy_of, doublings, is_installed, parser, run, use_npu
+from benchmarks._harness import LIMIT, Call, compare, copy_of, doublings, parser, run, use_npu
 from benchmarks._launches import compare_on_npu
 from benchmarks._results import Row
 
-_PEER = "AdamW(fused=True), swa_utils EMA"
-_TIMM = "AdamW(fused=True), timm ModelEmaV3"
 _EMA_DECAY = 0.9999
 _MOST_TENSORS, _SMALL = 2048, 4096
-_LARGEST, _FEW = 2**20, 20
-_MODEL = (200, 50_000)
+_MODELS = ((200, 50_000), (2_000, 256), (20, 1_000_000))
 _ON_NPU = (300, 64)
 
 
@@ -38,70 +31,32 @@ class _Model(nn.Module):
             weight.grad = torch.randn(size)
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
-    return optimizer.step
-
-
-def _step_with_swa_utils(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(_EMA_DECAY))
-    averaged.update_parameters(model)
-
-    def step() -> None:
-        optimizer.step()
-        averaged.update_parameters(model)
-
-    return step
-
-
-def _step_with_timm(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
-    # The package itself would import torchvision, which the file does not need.
-    package = importlib.util.find_spec("timm")
-    assert package is not None and package.origin is not None
-    source = Path(package.origin).parent / "utils" / "model_ema.py"
-    averaged = runpy.run_path(str(source))["ModelEmaV3"](model, decay=_EMA_DECAY)
-
-    def step() -> None:
-        optimizer.step()
-        averaged.update(model)
-
-    return step
-
-
-def _step_of_new_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
-    """Make a step as after ``zero_grad()``: every gradient is a new tensor."""
-    grads = [weight.grad for weight in model.parameters()]
-
-    def step() -> None:
-        for weight, grad in zip(model.parameters(), grads, strict=True):
-            weight.grad = grad
-        optimizer.step()
-
-    return step
-
-
 def _make_cases(count: int, size: int) -> dict[str, Call]:
-    def adamw(step: Callable[[nn.Module, torch.optim.Optimizer], Call], **options: bool) -> Call:
-        model = _Model(count, size)
-        return step(model, torch.optim.AdamW(model.parameters(), **options))
+    peer, plain, flat, fresh = (_Model(count, size) for _ in range(4))
+    adamw = torch.optim.AdamW(peer.parameters(), fused=True)
+    averaged = AveragedModel(peer, multi_avg_fn=get_ema_multi_avg_fn(_EMA_DECAY))
+    averaged.update_parameters(peer)
+    grads = [weight.grad for weight in fresh.parameters()]
+    fresh_step = FusedEmaAdam(fresh.parameters(), ema_decay=_EMA_DECAY, flatten=True).step
 
-    def ours(step: Callable[[nn.Module, torch.optim.Optimizer], Call] = _step, **options: bool) -> Call:
-        model = _Model(count, size)
-        return step(model, FusedEmaAdam(model.parameters(), ema_decay=_EMA_DECAY, **options))
+    def their_step() -> None:
+        adamw.step()
+        averaged.update_parameters(peer)
 
-    cases = {
-        _PEER: adamw(_step_with_swa_utils, fused=True),
-        "AdamW(foreach=True), swa_utils EMA": adamw(_step_with_swa_utils, foreach=True),
-        "AdamW(foreach=False), swa_utils EMA": adamw(_step_with_swa_utils, foreach=False),
-        "FusedEmaAdam": ours(),
-        "FusedEmaAdam(flatten=True)": ours(flatten=True),
-        "FusedEmaAdam(flatten=True), new gradients": ours(_step_of_new_gradients, flatten=True),
+    def step_of_new_gradients() -> None:  # as after ``zero_grad()``
+        for weight, grad in zip(fresh.parameters(), grads, strict=True):
+            weight.grad = grad
+        fresh_step()
+
+    return {
+        "AdamW(fused=True), swa_utils EMA": their_step,
+        "FusedEmaAdam": FusedEmaAdam(plain.parameters(), ema_decay=_EMA_DECAY).step,
+        "FusedEmaAdam(flatten=True)": FusedEmaAdam(flat.parameters(), ema_decay=_EMA_DECAY, flatten=True).step,
+        "FusedEmaAdam(flatten=True), new gradients": step_of_new_gradients,
+        # A step reads five tensors, and writes all of them but the gradient. It may go below a copy of as many bytes:
+        # it writes where it has just read, and a copy has to fetch what it writes over.
+        f"{LIMIT}copy of as many bytes": copy_of(9 * 4 * count * size),
     }
-    if is_installed("timm"):
-        cases[_TIMM] = adamw(_step_with_timm, fused=True)
-    # A step reads five tensors, and writes all of them but the gradient. It may go below a copy of as many bytes: it
-    # writes where it has just read, and a copy has to fetch what it writes over.
-    cases[f"{LIMIT}copy of as many bytes"] = copy_of(9 * 4 * count * size)
-    return cases
 
 
 def _measure_on_npu(options: Namespace) -> list[Row]:
@@ -128,19 +83,16 @@ def _measure_on_npu(options: Namespace) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Compare for float32 parameters: more and more tensors, and larger and larger ones."""
-    counts = [] if options.quick else [(*_MODEL, {"configuration": f"{_MODEL[0]} tensors of {_MODEL[1]:,} elements"})]
+    """Compare for float32 parameters: of some models, and more and more tensors."""
+    sizes = [
+        (count, size, {"configuration": f"{count:,} tensors of {size:,} elements"})
+        for count, size in (() if options.quick else _MODELS)
+    ]
     columns = {"configuration": f"of {_SMALL} elements each", "variable": "tensors"}
-    counts += [(count, _SMALL, {**columns, "size": count}) for count in doublings(_MOST_TENSORS, options.quick)]
-    columns = {"configuration": f"each, {_FEW} tensors", "variable": "elements"}
-    counts += [(_FEW, size, {**columns, "size": size}) for size in doublings(_LARGEST, options.quick)]
+    sizes += [(count, _SMALL, {**columns, "size": count}) for count in doublings(_MOST_TENSORS, options.quick)]
     rows = []
-    for count, size, columns in counts:
+    for count, size, columns in sizes:
         rows += compare(_make_cases(count, size), options.rounds, least_bytes=0, operator="ema_adam", **columns)
-    same = {"operator": "ema_adam", "device": "cpu", "dtype": "float32"}
-    if not is_installed("timm"):
-        rows.append(absent(_TIMM, "timm is not installed", **same))
-    rows.append(absent("apex FusedAdam", "its kernels need CUDA", **same))
     return rows
 
 

@@ -3,7 +3,6 @@
 ``python -m host_npu -m benchmarks.errors`` measures on the host NPU too.
 """
 
-import argparse
 import csv
 import math
 import platform
@@ -54,11 +53,11 @@ def _on_npu(case: Case, args: Arguments) -> Results | None:
     return {name: result.cpu() for name, result in case.ours(*args).items()}
 
 
-def rows(cases: Sequence[Case], npu: str | None = None, is_small: bool = False) -> Iterator[dict[str, str]]:
+def rows(cases: Sequence[Case], npu: str | None = None) -> Iterator[dict[str, str]]:
     """Measure cases in every dtype; ``npu`` is what a device is called, if there is one."""
     for case in cases:
         for dtype in DTYPES:
-            args = case.draw(Draw(dtype, is_small))
+            args = case.draw(Draw(dtype))
             measured: dict[str, Results | None] = {"CPU": case.ours(*args)}
             if npu is not None:
                 measured[npu] = _on_npu(case, args)
@@ -98,14 +97,8 @@ def largest(found: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     return list(made.values())
 
 
-def section(found: Sequence[dict[str, str]], measured_with: str) -> str:
-    """Return what the page shows of the rows of the CSV file."""
-    return f"{format_table(largest(found))}\n\n{measured_with}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure all cases, and write the file and the page."""
-    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     npu = None
     if hasattr(torch, "npu") and torch.npu.is_available():
         npu = "host NPU" if host_npu.is_enabled() else "NPU"
@@ -117,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         writer = csv.DictWriter(file, list(found[0]))
         writer.writeheader()
         writer.writerows(found)
-    write_between(PAGE, "errors", section(found, machine(npu is not None)))
+    write_between(PAGE, "errors", f"{format_table(largest(found))}\n\n{machine(npu is not None)}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 A step calls every loss, the embedding and the optimizer, with shapes and dtypes that take turns; now and then the
 averages are swapped in and the state is saved and loaded. Counted are the process's memory, tensors, threads and open
-files, and on the host NPU, which stands in where there is no NPU, what is alive there and its memory. Time is the
-processor's, which other work on the machine does not change much. The command fails if anything but time has grown.
+files, and on the host NPU, which stands in where there is no NPU, what is alive there and its memory. The command fails
+if anything has grown.
 """
 
 import argparse
@@ -11,11 +11,8 @@ import gc
 import io
 import itertools
 import os
-import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import nn
@@ -26,7 +23,6 @@ import torch
 from torch import Tensor
 
 from benchmarks._harness import report_cells, status_bytes, use_npu
-from benchmarks._results import print_table
 
 SHAPES = tuple(itertools.product((5, 33, 64), (torch.float32, torch.bfloat16)))
 _CLASSES = 256
@@ -35,24 +31,7 @@ _EVALUATE_EVERY = 50
 _SAVE_EVERY = 500
 _SAMPLES = 50
 # The allocators of Python and of the C library keep some of what small objects have fragmented.
-GROWTH_OF_MEMORY = 0.01
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What was found after some steps.
-
-    Attributes:
-        step: How many steps were done.
-        seconds: Time of the processor for a step since the last sample.
-        resident: Bytes of the process's memory.
-        counts: What must not grow, by what it is.
-    """
-
-    step: int
-    seconds: float
-    resident: int
-    counts: dict[str, int]
+MEMORY, GROWTH_OF_MEMORY = "bytes of memory", 0.01
 
 
 class Training:
@@ -100,27 +79,14 @@ class Training:
             self.optimizer.load_state_dict(contents["optimizer"])
 
 
-def soak(device: str, steps: int, samples: int) -> Iterator[Sample]:
-    """Train, and yield what was found at regular steps; the first sample is the one after the first of them."""
-    training = Training(device)
-    every = steps // samples
-    started = time.process_time()
-    for number in range(1, every * samples + 1):
-        training.step(number)
-        if number % every == 0:
-            _wait(device)
-            seconds = (time.process_time() - started) / every
-            gc.collect()
-            yield Sample(number, seconds, status_bytes("VmRSS"), counts())
-            started = time.process_time()
-
-
 def counts() -> dict[str, int]:
     """Return how many things there are that a process can lose sight of."""
+    gc.collect()
     found = {
         "tensors": sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()),
         "threads": len(os.listdir("/proc/self/task")),
         "open files": len(os.listdir("/proc/self/fd")),
+        MEMORY: status_bytes("VmRSS"),
     }
     if host_npu.is_enabled():
         stats = host_npu.stats()
@@ -129,43 +95,26 @@ def counts() -> dict[str, int]:
     return found
 
 
-def growth(samples: Sequence[Sample]) -> dict[str, int]:
-    """Return what is more at the end than at the end of the first third, and by how much."""
-    first, last = samples[len(samples) // 3 - 1].counts, samples[-1].counts
-    return {name: last[name] - first.get(name, 0) for name in last if last[name] > first.get(name, 0)}
-
-
-def _wait(device: str) -> None:
-    if device == "npu":
-        torch.npu.synchronize()
-
-
-def _table(samples: Sequence[Sample]) -> list[dict[str, str]]:
-    size = len(samples) // 3
-    rows = []
-    for third in (samples[:size], samples[size:-size], samples[-size:]):
-        rows.append(
-            {
-                "steps": f"to {third[-1].step}",
-                "ms of the processor a step": f"{1e3 * statistics.median(sample.seconds for sample in third):.3f}",
-                "resident MB": f"{third[-1].resident / 1e6:.1f}",
-                **{name: str(count) for name, count in third[-1].counts.items()},
-            }
-        )
-    return rows
+def growth(first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
+    """Return what is more than at first, and by how much."""
+    allowed = {MEMORY: int(GROWTH_OF_MEMORY * first[MEMORY])}
+    more = {name: last[name] - first.get(name, 0) for name in last}
+    return {name: number for name, number in more.items() if number > allowed.get(name, 0)}
 
 
 def main(device: str, steps: int) -> int:
-    """Print a table of the thirds, and what has grown; return the exit status."""
-    samples = []
-    for sample in soak(device, steps, _SAMPLES):
-        report_cells({"steps": f"{sample.step} of {steps}", "resident MB": f"{sample.resident / 1e6:.1f}"})
-        samples.append(sample)
-    print_table(_table(samples))
-    grown = [f"{name} by {more}" for name, more in growth(samples).items()]
-    first, last = samples[len(samples) // 3 - 1].resident, samples[-1].resident
-    if last > (1 + GROWTH_OF_MEMORY) * first:
-        grown.append(f"memory by {(last - first) / 1e6:.1f} MB")
+    """Train, and print what there is now and then, and what has grown since a third; return the exit status."""
+    training = Training(device)
+    first, last = None, {}
+    for number in range(1, steps + 1):
+        training.step(number)
+        if number % (steps // _SAMPLES) == 0:
+            if device == "npu":
+                torch.npu.synchronize()
+            last = counts()
+            first = last if first is None and number >= steps // 3 else first
+            report_cells({"steps": f"{number} of {steps}", **{name: f"{count:,}" for name, count in last.items()}})
+    grown = [f"{name} by {more:,}" for name, more in growth(first or last, last).items()]
     print(f"grown since the first third: {', '.join(grown) or 'nothing'}")
     return 1 if grown else 0
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import _figures, _plots, _results
+from benchmarks import _figures, _results, gallery
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import atomic_save
@@ -34,7 +34,7 @@ WRITERS = {
     "loss.png": lambda path: lm_report.write_plot(RESULT, path),
     "performance.md": lambda path: _figures.write_between(path, "title", "text"),
     "results.csv": lambda path: _results.write(path, [{"operator": "mse_loss", "median_s": 1.0}], threads=1),
-    "plot.png": lambda path: _plots.write_small(Image.new("RGB", (2, 2)), path),
+    "plot.png": lambda path: gallery.write_small(Image.new("RGB", (2, 2)), path),
 }
 
 
