@@ -98,6 +98,15 @@ def test_the_doctors_exit_status_is_1_if_something_installed_cannot_be_used(is_b
     assert "\n\nCANN\n    /opt/cann\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("has_cann", [False, True])
+def test_a_cuda_build_of_torch_beside_torch_npu_is_broken_only_where_there_is_a_cann(has_cann, monkeypatch):
+    monkeypatch.setattr(_torch_npu, "is_installed", lambda: True)
+    monkeypatch.setattr(_torch_npu, "conflict", lambda: "the installed torch is a CUDA build. Install the other")
+    monkeypatch.setattr(_torch_npu, "finds_cann", lambda: has_cann)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: torch.__version__)
+    assert _installation._installed_torch_npu().is_broken == has_cann
+
+
 @pytest.mark.parametrize(
     ("has_kernels", "has_npu", "is_simulated", "has_cann", "broken", "verdict"),
     [

@@ -122,7 +122,8 @@ def _installed_torch_npu() -> Finding:
     conflict = _torch_npu.conflict()
     if conflict is not None:
         fault, remedy = conflict.split(". ")
-        return Finding("torch_npu", f"{version}; {fault}", f"{remedy}; the host NPU works with it")
+        found = f"{version}; {fault}"
+        return Finding("torch_npu", found, f"{remedy}; the host NPU works with it", is_broken=_torch_npu.finds_cann())
     return Finding("torch_npu", version)
 
 
