@@ -1,6 +1,7 @@
 #include "host_npu_formulas/formula.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -28,12 +29,44 @@ class CastsAsInTorch {
 
 at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 
+struct Shape {
+    std::vector<std::int64_t> sizes, strides;
+};
+
+// That of PyTorch's tensor, which counts pairs of elements if they are packed. torch_npu gives the offset of a packed
+// view in pairs, and CANN takes it in elements.
+Shape shape_of(const Layout& layout) {
+    const auto given = sizes(layout.shape), strides = sizes(layout.strides);
+    Shape shape{given.vec(), strides.vec()};
+    if (!is_packed(layout.dtype) || layout.empty()) return shape;
+    TORCH_CHECK(layout.offset == 0, "the host NPU takes tensors of ", dtype_name(layout.dtype),
+                " from the start of their memory only, not from element ", layout.offset);
+    const auto packed = packed_dimension(strides);
+    for (std::size_t dim = 0; dim < given.size(); ++dim) {
+        auto& count = dim == packed ? shape.sizes[dim] : shape.strides[dim];
+        TORCH_CHECK(count % 2 == 0 || given[dim] == 1, "a tensor of ", dtype_name(layout.dtype), " has shape ", given,
+                    " and strides ", strides, ", which are not those of pairs");
+        count /= 2;
+    }
+    return shape;
+}
+
 }  // namespace
+
+std::size_t packed_dimension(at::IntArrayRef strides) {
+    const auto last = strides.size() - 1;
+    const auto found = strides[last] == 1 ? last : std::ranges::find(strides, 1) - strides.begin();
+    return std::min(last, static_cast<std::size_t>(found));
+}
 
 Tensor meta_tensor(const aclTensor* tensor) {
     if (tensor == nullptr) return {};
     const auto& layout = tensor->layout;
-    return at::empty(sizes(layout.shape), at::TensorOptions(*scalar_type_or_block(layout.dtype)).device(at::kMeta));
+    const auto shape = shape_of(layout);
+    const auto options = at::TensorOptions(*scalar_type_or_block(layout.dtype)).device(at::kMeta);
+    // Which elements are packed is seen by the strides.
+    if (is_packed(layout.dtype)) return at::empty_strided(shape.sizes, shape.strides, options);
+    return at::empty(shape.sizes, options);
 }
 
 namespace {
@@ -58,8 +91,8 @@ Tensor rows_of_tiles(const HostTensor& tensor) {
 Tensor in_memory(const HostTensor& tensor) {
     if (!tensor) return {};
     if (tensor->format == ACL_FORMAT_FRACTAL_NZ && !tensor->empty()) return rows_of_tiles(tensor);
-    return at::from_blob(tensor.data, sizes(tensor->shape), sizes(tensor->strides),
-                         at::TensorOptions(*scalar_type_or_block(tensor->dtype)));
+    const auto [shape, strides] = shape_of(*tensor.layout);
+    return at::from_blob(tensor.data, shape, strides, at::TensorOptions(*scalar_type_or_block(tensor->dtype)));
 }
 
 std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }

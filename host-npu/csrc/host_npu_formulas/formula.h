@@ -62,6 +62,8 @@ class Out {
 };
 using OptionalOut = std::optional<Out>;
 
+// The dimension whose elements are packed in pairs, the one in which they follow each other.
+std::size_t packed_dimension(at::IntArrayRef strides);
 // A meta tensor of the same shape and dtype; an undefined one for a null pointer.
 Tensor meta_tensor(const aclTensor* tensor);
 // A tensor in device memory.

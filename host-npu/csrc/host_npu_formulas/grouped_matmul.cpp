@@ -437,10 +437,7 @@ void grouped_blocks(const Grouped& call) {
             call.list && call.group_type == kSplitRows && call.weight[0].dim() == 3,
         "the host NPU multiplies blocks as one x of rows in groups (group_type 0), one weight of shape [E, K, N]"
         " and one output, with a scale, a per_token_scale and a group_list");
-    const auto is_float8 = [](const AnyTensor& matrix) { return matrix.is_floating_point() && matrix.itemsize() == 1; };
-    TORCH_CHECK(is_float8(call.x[0]) && is_float8(call.weight[0]), "x and weight have dtypes ",
-                name_of(call.x[0].scalar_type()), " and ", name_of(call.weight[0].scalar_type()),
-                " instead of float8_e4m3fn or float8_e5m2");
+    require_factors(call.x[0], call.weight[0]);
     TORCH_CHECK(call.bias.empty() && call.activation == 0 && call.outs[0].dtype() != at::kChar,
                 "the host NPU multiplies groups of blocks without a bias and an activation, to floats");
     const auto x = from_blocks(call.x[0], call.token_scale[0], 1);

@@ -136,13 +136,13 @@ const Formula<"aclnnGroupedMatmulSwigluQuantWeightNzV2", collected<of_tiles_v2, 
         {"output", {ACL_INT8}, "M *"}, {"outputScale", kFloat, "M"},
 };
 const Formula<"aclnnGroupedMatmulSwigluQuantV2", collected<of_rows_v2, kGroupedSwiglu>> grouped_units_of_rows{
-    {"x", kBlockNumbers | Dtypes{ACL_INT8}, "M K"},
-    {"weight", kBlockNumbers | Dtypes{ACL_INT8}},
+    {"x", kBytesOfBlocks | Dtypes{ACL_INT8}, "M K"},
+    {"weight", kBytesOfBlocks | Dtypes{ACL_INT8}},
     {"weightScale", kFloats | kBlockScales},
     {"weightAssistMatrix"},
     {"xScale", kFloat | kBlockScales},
     {"groupList", {ACL_INT64}, "E"},
-    {"output", kBlockNumbers | Dtypes{ACL_INT8}, "M *"},
+    {"output", kBytesOfBlocks | Dtypes{ACL_INT8}, "M *"},
     {"outputScale", kFloat | kBlockScales},
 };
 

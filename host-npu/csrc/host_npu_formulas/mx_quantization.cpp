@@ -1,11 +1,19 @@
 // Scales are bytes, the biased exponents of powers of two: 0 is that of 0 too, 255 that of inf and nan.
+//
+// A byte has two numbers of 4 bits, the first one in its lower half: a sign, and which of kNumbersOf4Bits it is.
 #include "host_npu_formulas/mx_quantization.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/signbit.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
+#include <array>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -16,7 +24,63 @@ namespace host_npu {
 
 void require_mx() { require(soc() == Soc::Ascend950, kRuntimeError, "only the Ascend950 has numbers in MX formats"); }
 
-Tensor from_blocks(const Tensor& x, const Tensor& scale, std::int64_t axis) {
+namespace {
+
+constexpr std::array<float, 8> kNumbersOf4Bits{0, 0.5, 1, 1.5, 2, 3, 4, 6};
+
+std::int64_t packed_dimension_of(const Tensor& x) { return static_cast<std::int64_t>(packed_dimension(x.strides())); }
+
+Tensor unpacked(const Tensor& x) {
+    const auto bytes = x.view(at::kByte).to(at::kLong);
+    const auto dim = packed_dimension_of(x);
+    if (x.is_meta()) return bytes.repeat_interleave(2, dim).to(at::kFloat);
+    const auto halves = at::stack({bytes.bitwise_and(15), bytes.bitwise_right_shift(4)}, dim + 1).flatten(dim, dim + 1);
+    const auto numbers = at::tensor(at::ArrayRef<float>(kNumbersOf4Bits)).index({halves.bitwise_and(7)});
+    return at::where(halves.gt(7), -numbers, numbers);
+}
+
+// Numbers in pairs along the last dimension.
+Tensor packed(const Tensor& x, const std::string& rounding) {
+    std::vector<float> ends;
+    for (std::size_t code = 0; code + 1 < kNumbersOf4Bits.size(); ++code) {
+        const auto middle = (kNumbersOf4Bits[code] + kNumbersOf4Bits[code + 1]) / 2;
+        // To the nearest number; of two, to the even code (rint), or away from 0 (round).
+        ends.push_back(rounding == "round" || code % 2 == 1 ? std::nextafter(middle, 0.0F) : middle);
+    }
+    auto code = at::bucketize(x.abs(), at::tensor(ends));
+    if (rounding == "floor") {
+        const auto numbers = at::tensor(at::ArrayRef<float>(kNumbersOf4Bits));
+        code = at::where(x.lt(0), at::bucketize(x.abs(), numbers), at::bucketize(x, numbers, false, true) - 1);
+    }
+    const auto halves = (code + at::signbit(x) * 8).to(at::kByte).unflatten(-1, {-1, 2});
+    return halves.select(-1, 0) + halves.select(-1, 1) * 16;
+}
+
+Tensor floats_of_numbers(const Tensor& x) {
+    return x.scalar_type() == at::kFloat4_e2m1fn_x2 ? unpacked(x) : widened(x);
+}
+
+}  // namespace
+
+void require_factors(const Tensor& x, const Tensor& weight) {
+    const auto has_4_bits = [](const Tensor& one) { return one.scalar_type() == at::kFloat4_e2m1fn_x2; };
+    const auto is_float8 = [](const Tensor& one) {
+        return one.scalar_type() == at::kFloat8_e4m3fn || one.scalar_type() == at::kFloat8_e5m2;
+    };
+    TORCH_CHECK((is_float8(x) && is_float8(weight)) || (has_4_bits(x) && has_4_bits(weight)),
+                "matrices in blocks have dtypes ", name_of(x.scalar_type()), " and ", name_of(weight.scalar_type()),
+                " instead of float8_e4m3fn or float8_e5m2, or both float4_e2m1");
+    if (!has_4_bits(x)) return;
+    TORCH_CHECK(packed_dimension_of(x) == x.dim() - 1 && packed_dimension_of(weight) == weight.dim() - 2,
+                "matrices of float4_e2m1 need the pairs of numbers in the dimension that is summed over: x in rows,"
+                " and the weight as the transposed view of [N, K]");
+    const auto count = (2 * x.size(-1) + kMxBlock - 1) / kMxBlock;
+    TORCH_CHECK(count % 2 == 0, "matrices of float4_e2m1 have K = ", 2 * x.size(-1), ", which is ", count,
+                " blocks of 32 instead of an even number");
+}
+
+Tensor from_blocks(const Tensor& matrix, const Tensor& scale, std::int64_t axis) {
+    const auto x = floats_of_numbers(matrix);
     const auto dim = c10::maybe_wrap_dim(axis, x.dim());
     auto shape = x.sizes().vec();
     shape[dim] = (shape[dim] + 2 * kMxBlock - 1) / (2 * kMxBlock);
@@ -24,7 +88,7 @@ Tensor from_blocks(const Tensor& x, const Tensor& scale, std::int64_t axis) {
     TORCH_CHECK(scale.sizes() == at::IntArrayRef(shape), "a scale has shape ", scale.sizes(), " instead of ",
                 at::IntArrayRef(shape), ", two for each 64 numbers along dimension ", dim, " of ", x.sizes());
     const auto of_numbers = scale.movedim(dim, -2).flatten(-2).repeat_interleave(kMxBlock, -1);
-    return widened(x) * widened(of_numbers.slice(-1, 0, x.size(dim)).movedim(-1, dim));
+    return x * widened(of_numbers.slice(-1, 0, x.size(dim)).movedim(-1, dim));
 }
 
 namespace {
@@ -35,7 +99,10 @@ struct Element {
     double largest;
 };
 
-Element element_of(at::ScalarType dtype) { return dtype == at::kFloat8_e4m3fn ? Element{8, 448} : Element{15, 57344}; }
+Element element_of(at::ScalarType dtype) {
+    if (dtype == at::kFloat4_e2m1fn_x2) return {2, 6};
+    return dtype == at::kFloat8_e4m3fn ? Element{8, 448} : Element{15, 57344};
+}
 
 struct Rounding {
     // 0: the exponent of the largest number becomes that of the largest number of the dtype, which saturates. 1:
@@ -43,6 +110,8 @@ struct Rounding {
     std::int64_t algorithm;
     // That of the largest number, with the algorithm 1.
     double least;
+    // How numbers of 4 bits are rounded: rint, floor or round.
+    std::string mode = "rint";
 };
 
 constexpr std::int64_t kMantissaBits = 23;
@@ -83,7 +152,12 @@ void quantize_blocks(const Tensor& x, std::int64_t axis, std::int64_t size, cons
     const auto blocks = padded.unflatten(-1, {count, size});
     const auto [scale, factor] = scales_of(blocks.abs().amax(-1), element, rounding);
     const auto numbers = (blocks * factor.unsqueeze(-1)).clamp(-element.largest, element.largest);
-    y = numbers.flatten(-2).slice(-1, 0, length).movedim(-1, dim);
+    const auto quantized = numbers.flatten(-2).slice(-1, 0, length).movedim(-1, dim);
+    if (y.dtype() == at::kFloat4_e2m1fn_x2) {
+        y.in_place().view(at::kByte).copy_(packed(quantized, rounding.mode));
+    } else {
+        y = quantized;
+    }
     const auto pairs = at::constant_pad_nd(scale, {0, count % 2}).unflatten(-1, {-1, 2});
     scale_out = pairs.movedim(-2, dim).contiguous().view(at::kFloat8_e8m0fnu);
 }
@@ -94,26 +168,30 @@ void to_blocks(const Tensor& x, const Out& y, const Out& scale) { quantize_block
 
 namespace {
 
-void require_options(const Tensor& x, const std::string& mode, std::int64_t type, const Rounding& rounding,
-                     double largest) {
+void require_options(const Tensor& x, std::int64_t type, const Rounding& rounding, double largest) {
     require_mx();
-    TORCH_CHECK(type == ACL_FLOAT8_E4M3FN || type == ACL_FLOAT8_E5M2,
-                "the host NPU quantizes blocks to float8_e4m3fn and float8_e5m2 only, not to aclDataType ", type);
-    TORCH_CHECK(mode == "rint" || mode.empty(), "roundMode is ", mode, " instead of rint");
-    TORCH_CHECK(rounding.algorithm == 0 || rounding.algorithm == 1, "scaleAlg is ", rounding.algorithm,
-                " instead of 0 or 1");
-    TORCH_CHECK(largest == 0, "dstTypeMax is ", largest, " instead of 0, as numbers of 8 bits need");
+    const bool has_4_bits = type == ACL_FLOAT4_E2M1;
+    TORCH_CHECK(has_4_bits || type == ACL_FLOAT8_E4M3FN || type == ACL_FLOAT8_E5M2, "the host NPU quantizes blocks to",
+                " float8_e4m3fn, float8_e5m2 and float4_e2m1 only, not to aclDataType ", type);
+    const auto& mode = rounding.mode;
+    TORCH_CHECK(mode == "rint" || (has_4_bits && (mode == "floor" || mode == "round")), "roundMode is ", mode,
+                " instead of rint", has_4_bits ? ", floor or round" : "");
+    TORCH_CHECK(rounding.algorithm == 0 || (rounding.algorithm == 1 && !has_4_bits), "scaleAlg is ", rounding.algorithm,
+                " instead of 0", has_4_bits ? ", the only one that the host NPU has for float4_e2m1" : " or 1");
+    TORCH_CHECK(largest == 0, "dstTypeMax is ", largest, " instead of 0, as numbers of 8 bits and scaleAlg 0 need");
     TORCH_CHECK(rounding.least >= 0 && (rounding.least == 0 || rounding.algorithm == 1), "maxLowBound is ",
                 rounding.least, " with scaleAlg ", rounding.algorithm,
                 "; it must not be negative, and be 0 unless that is 1");
     TORCH_CHECK(x.dim() >= 1 && x.dim() <= 7, "x has ", x.dim(), " dimensions instead of 1 to 7");
 }
 
+std::string mode_or_default(const std::string& mode) { return mode.empty() ? "rint" : mode; }
+
 void dynamic_mx_quant_v3(const AnyTensor& x, std::int64_t axis, const std::string& mode, std::int64_t type,
                          std::int64_t size, std::int64_t algorithm, double largest, double least, const Out& y,
                          const Out& scale) {
-    const Rounding rounding{algorithm, least};
-    require_options(x, mode, type, rounding, largest);
+    const Rounding rounding{algorithm, least, mode_or_default(mode)};
+    require_options(x, type, rounding, largest);
     TORCH_CHECK(size > 0 && size <= 1024 && size % kMxBlock == 0, "blocksize is ", size,
                 " instead of a multiple of 32 up to 1024");
     if (x.scalar_type() == at::kFloat) {
@@ -140,8 +218,8 @@ const Formula<"aclnnDynamicMxQuantV3", dynamic_mx_quant_v3> by_block_v3{kByBlock
 // For the products with a matrix and with its transpose.
 void of_two_axes_v2(const Tensor& x, const std::string& mode, std::int64_t type, std::int64_t algorithm, double largest,
                     const Out& y1, const Out& scale1, const Out& y2, const Out& scale2) {
-    const Rounding rounding{algorithm, 0};
-    require_options(x, mode, type, rounding, largest);
+    const Rounding rounding{algorithm, 0, mode_or_default(mode)};
+    require_options(x, type, rounding, largest);
     quantize_blocks(x, -1, kMxBlock, rounding, y1, scale1);
     quantize_blocks(x, -2, kMxBlock, rounding, y2, scale2);
 }

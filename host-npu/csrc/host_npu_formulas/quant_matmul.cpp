@@ -69,6 +69,7 @@ constexpr std::int64_t kMxGroups = (std::int64_t{1} << 32) + (1 << 16) + kMxBloc
 void product_of_blocks(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor& x1_scale, const AnyTensor& scale,
                        const OptionalAnyTensor& bias, bool transpose1, bool transpose2, const Out& out) {
     require_mx();
+    require_factors(x1, x2);
     TORCH_CHECK(!transpose1 && !transpose2, "the host NPU transposes matrices in blocks as views only");
     TORCH_CHECK(x1.dim() == 2 && x2.dim() == 2 && x1.size(1) == x2.size(0), "matrices in blocks have shapes ",
                 x1.sizes(), " and ", x2.sizes(), " instead of [M, K] and [K, N]");
@@ -90,7 +91,8 @@ void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor
                   const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset, const OptionalTensor& x2_offset,
                   const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias, bool transpose1, bool transpose2,
                   std::int64_t group_size, const Out& out) {
-    if (group_size == kMxGroups && x1.is_floating_point() && x2.is_floating_point()) {
+    const auto is_integer = [](const Tensor& x) { return at::isIntegralType(x.scalar_type(), false); };
+    if (group_size == kMxGroups && !is_integer(x1) && !is_integer(x2)) {
         product_of_blocks(x1, x2, token_scale, scale, bias, transpose1, transpose2, out);
         return;
     }
@@ -99,7 +101,7 @@ void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor
     TORCH_CHECK(x1.scalar_type() == at::kChar && x2.scalar_type() == at::kChar,
                 "the host NPU multiplies int8 matrices only, not ", x1.scalar_type(), " and ", x2.scalar_type());
     TORCH_CHECK(scale.scalar_type() != at::kFloat8_e8m0fnu, "x2Scale has dtype float8_e8m0fnu, with which x1 and x2",
-                " must be matrices of 8-bit floats");
+                " must be matrices of 8-bit or 4-bit floats");
     TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
     const bool has_offset = x2_offset && x2_offset->numel() > 0;
     TORCH_CHECK(!has_offset || out.dtype() == at::kChar, "x2Offset is that of an int8 result, but out has dtype ",

@@ -17,9 +17,9 @@ namespace host_npu {
 namespace ruled {
 namespace {
 
-constexpr std::array kNamed{ACL_FLOAT,  ACL_FLOAT16, ACL_BF16,          ACL_DOUBLE,      ACL_INT8,
-                            ACL_UINT8,  ACL_INT16,   ACL_INT32,         ACL_INT64,       ACL_UINT32,
-                            ACL_UINT64, ACL_BOOL,    ACL_FLOAT8_E4M3FN, ACL_FLOAT8_E5M2, ACL_FLOAT8_E8M0};
+constexpr std::array kNamed{ACL_FLOAT,         ACL_FLOAT16,     ACL_BF16,        ACL_DOUBLE,     ACL_INT8,   ACL_UINT8,
+                            ACL_INT16,         ACL_INT32,       ACL_INT64,       ACL_UINT32,     ACL_UINT64, ACL_BOOL,
+                            ACL_FLOAT8_E4M3FN, ACL_FLOAT8_E5M2, ACL_FLOAT8_E8M0, ACL_FLOAT4_E2M1};
 
 // "a", "a or b", "a, b or c"
 std::string either(const std::vector<std::string>& texts) {

@@ -42,6 +42,8 @@ inline std::optional<at::ScalarType> scalar_type_or_block(aclDataType dtype) {
             return at::kFloat8_e4m3fn;
         case ACL_FLOAT8_E8M0:
             return at::kFloat8_e8m0fnu;
+        case ACL_FLOAT4_E2M1:
+            return at::kFloat4_e2m1fn_x2;
         default:
             return scalar_type(dtype);
     }

@@ -53,6 +53,8 @@ constexpr DtypeProperties properties(aclDataType dtype) {
     return {dtype, "unknown", 0};
 }
 
+// Two elements in a byte.
+constexpr bool is_packed(aclDataType dtype) { return dtype == ACL_FLOAT4_E2M1 || dtype == ACL_FLOAT4_E1M2; }
 constexpr std::size_t item_size(aclDataType dtype) { return properties(dtype).item_size; }
 constexpr const char* dtype_name(aclDataType dtype) { return properties(dtype).name; }
 

@@ -32,7 +32,8 @@ HostTensor on_host(const Layout& layout, void* storage) {
                                 " of its storage is larger than any device memory");
     }
     const auto start = reinterpret_cast<std::uintptr_t>(storage) + static_cast<std::uintptr_t>(first * size);
-    const auto bytes = static_cast<std::size_t>((last - first + 1) * size);
+    const auto bytes =
+        static_cast<std::size_t>(is_packed(layout.dtype) ? (last - first + 2) / 2 : (last - first + 1) * size);
     auto* const first_element = static_cast<std::byte*>(host_alias(reinterpret_cast<const void*>(start), bytes));
     return {&layout, first_element + (layout.offset - first) * size};
 }

@@ -1,4 +1,4 @@
-"""Numbers of 8 bits in blocks that share a power of two, on a simulated Ascend950, against their formula in float64."""
+"""Numbers of 8 or 4 bits in blocks that share a power of two, on a simulated Ascend950, against float64 formulas."""
 
 import functools
 import itertools
@@ -13,9 +13,19 @@ pytestmark = pytest.mark.skipif(not hasattr(torch_npu, "npu_anti_mx_quant"), rea
 
 # The largest number of a dtype, and its bits after the first one.
 _DTYPES = {torch.float8_e4m3fn: (448.0, 3), torch.float8_e5m2: (57344.0, 2)}
-_LEAST = {torch.float8_e4m3fn: 2.0**-9, torch.float8_e5m2: 2.0**-16}
-_AXES = {"last": (-1, (3, 70)), "first": (0, (70, 3)), "middle": (1, (2, 65, 3))}
+_FLOAT4 = getattr(torch_npu, "float4_e2m1fn_x2", None)  # a number; its tensors are bytes of two numbers
+_NUMBERS = _DTYPES | {_FLOAT4: (6.0, 1)}
+_LEAST = {torch.float8_e4m3fn: 2.0**-9, torch.float8_e5m2: 2.0**-16, _FLOAT4: 0.5}
+_AXES = {"last": (-1, (3, 70)), "first": (0, (70, 4)), "middle": (1, (2, 65, 4))}
 _QUANTIZED = [(dtype, algorithm, axis) for dtype in _DTYPES for algorithm in (0, 1) for axis in _AXES]
+_QUANTIZED += [(_FLOAT4, 0, axis) for axis in _AXES]
+# Numbers of a block, and what they are rounded to.
+_NOT_EXACT = [0.25, -0.25, 0.75, -0.75, 1.25, 1.75, 2.5, -2.5, 3.5, 5.0, -5.5, 7.5]
+_ROUNDED = {
+    "rint": [0.0, 0.0, 1.0, -1.0, 1.0, 2.0, 2.0, -2.0, 4.0, 4.0, -6.0, 6.0],
+    "round": [0.5, -0.5, 1.0, -1.0, 1.5, 2.0, 3.0, -3.0, 4.0, 6.0, -6.0, 6.0],
+    "floor": [0.0, -0.5, 0.5, -1.0, 1.0, 1.5, 2.0, -3.0, 3.0, 4.0, -6.0, 6.0],
+}
 # The number of a block, and for each algorithm what becomes of it and the exponent of the scale.
 _SPECIAL = {
     "zeros": (0.0, (0, 0), (0, 0)),
@@ -47,17 +57,45 @@ def _product(x, weight, x_scale, scale, **options):
     )
 
 
-def _grouped(x, weight, x_scale, scale, **options):
+def _grouped(x, weight, x_scale, scale, dtype=None, **options):
     e8m0 = torch_npu.float8_e8m0fnu
-    dtypes = {"scale_dtype": e8m0, "per_token_scale_dtype": e8m0, "x_dtype": x.dtype, "weight_dtype": weight.dtype}
+    dtypes = {"x_dtype": dtype or x.dtype, "weight_dtype": dtype or weight.dtype}
+    dtypes |= {"scale_dtype": e8m0, "per_token_scale_dtype": e8m0}
     groups = {"group_list": torch.tensor(_GROUPS).npu(), "group_list_type": 1, "group_type": 0, "split_item": 2}
     lists = {"scale": [scale], "per_token_scale": [x_scale]}
     [y] = torch_npu.npu_grouped_matmul([x], [weight], **lists, **dtypes, **(groups | options))
     return y
 
 
-def _floats(x, scale, axis):
-    return torch_npu.npu_anti_mx_quant(x, scale, axis=axis, dst_type=torch.float32, src_type=x.dtype).cpu()
+def _floats(x, scale, axis, dtype=None):
+    return torch_npu.npu_anti_mx_quant(x, scale, axis=axis, dst_type=torch.float32, src_type=dtype or x.dtype).cpu()
+
+
+def _products_of_4_bits():
+    """Return products of numbers of 4 bits with these numbers, and refusals."""
+    (x, x_scale), (weights, scale) = (
+        torch_npu.npu_dynamic_mx_quant(_matrix(*shape, 64, seed=seed).npu())
+        for seed, shape in enumerate([(_ROWS,), (3, _COLUMNS)])
+    )
+    of_first = scale[0].transpose(0, 1)
+    product = functools.partial(_product, x1_dtype=_FLOAT4, x2_dtype=_FLOAT4, group_sizes=[1, 1, 32])
+    product = functools.partial(product, output_dtype=torch.float32)
+    grouped = functools.partial(_grouped, dtype=_FLOAT4, output_dtype=torch.bfloat16)
+    byte, byte_scale = torch_npu.npu_dynamic_mx_quant(_matrix(_ROWS, 64).npu(), dst_type=torch.float8_e4m3fn)
+    zeros = x.new_zeros
+    refused = {
+        "rows": lambda: product(zeros(5, 64), zeros(128, 2), zeros(5, 2, 2), zeros(2, 4, 2)),
+        "part": lambda: product(x[1:], weights[0].t(), x_scale[1:], of_first),
+        "odd": lambda: product(x[:, :16].contiguous(), weights[0, :, :16].contiguous().t(), x_scale, of_first),
+        "8 bits": lambda: product(byte, weights[0].t(), byte_scale, of_first, x1_dtype=byte.dtype),
+        "largest": lambda: torch_npu.npu_dynamic_mx_quant(_matrix(2, 32).npu(), scale_alg=2),
+    }
+    return {
+        "numbers": [_floats(x, x_scale, -1, _FLOAT4), _floats(weights, scale, -1, _FLOAT4)],
+        "product": product(x, weights[0].t(), x_scale, of_first).cpu(),
+        "grouped": grouped(x, weights.transpose(1, 2), x_scale, scale.transpose(1, 2)).cpu(),
+        "errors": {name: error_of(call) for name, call in refused.items()},
+    }
 
 
 def _refusals(x, operands, grouped):
@@ -65,7 +103,7 @@ def _refusals(x, operands, grouped):
     blocks = {"group_sizes": [1, 1, 32], **halves}
     quantize = functools.partial(torch_npu.npu_dynamic_mx_quant, dst_type=torch.float8_e5m2)
     calls = {
-        "float4": lambda: torch_npu.npu_dynamic_mx_quant(x),
+        "float4": lambda: torch_npu.npu_dynamic_mx_quant(x, dst_type=torch_npu.float4_e1m2fn_x2),
         "round": lambda: quantize(x, round_mode="floor"),
         "algorithm": lambda: quantize(x, scale_alg=2),
         "bound": lambda: quantize(x, max_low_bound=1.0),
@@ -100,7 +138,11 @@ def _compute():
     for dtype, algorithm, name in _QUANTIZED:
         axis, shape = _AXES[name]
         y, scale = torch_npu.npu_dynamic_mx_quant(_input(shape).npu(), axis=axis, dst_type=dtype, scale_alg=algorithm)
-        found[dtype, algorithm, name] = scale.cpu(), _floats(y, scale, axis)
+        found[dtype, algorithm, name] = scale.cpu(), _floats(y, scale, axis, dtype)
+    for mode in _ROUNDED:
+        y, scale = torch_npu.npu_dynamic_mx_quant(torch.tensor(_NOT_EXACT).bfloat16().npu(), round_mode=mode)
+        found[mode] = y.cpu().tolist(), _floats(y, scale, -1, _FLOAT4).tolist()
+    found["4 bits"] = _products_of_4_bits()
     e4m3 = {"dst_type": torch.float8_e4m3fn}
     ones = torch.ones(1, 32)
     for (name, (value, *_)), algorithm in itertools.product(_SPECIAL.items(), (0, 1)):
@@ -153,7 +195,7 @@ def _blocks(x, axis, size=32):
 
 def _scales(x, axis, dtype, algorithm, size=32):
     largest = _blocks(x, axis, size).abs().amax(-1)
-    limit, _ = _DTYPES[dtype]
+    limit, _ = _NUMBERS[dtype]
     if algorithm == 0:
         return (largest.log2().floor() - math.floor(math.log2(limit))).exp2()
     return (largest / limit).log2().ceil().exp2()
@@ -176,13 +218,44 @@ def test_a_block_has_the_power_of_two_of_its_largest_number(dtype, algorithm, ax
 def test_a_number_is_rounded_to_its_dtype_or_saturates(dtype, algorithm, axis, computed):
     _, floats = computed[dtype, algorithm, axis]
     dim, shape = _AXES[axis]
-    x, limit, bits = _input(shape), *_DTYPES[dtype]
+    x, limit, bits = _input(shape), *_NUMBERS[dtype]
     scales = _scales(x, dim, dtype, algorithm).unsqueeze(-1)
     exact = _blocks(x, dim).clamp(-limit * scales, limit * scales)
     error = (_blocks(floats, dim) - exact).abs()
     assert (error <= torch.maximum(exact.abs() * 2.0 ** -(bits + 1), _LEAST[dtype] / 2 * scales)).all()
     saturates = (_blocks(x, dim).abs() > limit * scales).any()
     assert not saturates if algorithm else saturates
+
+
+@pytest.mark.parametrize("mode", _ROUNDED)
+def test_numbers_of_4_bits_are_rounded_as_the_mode_says(mode, computed):
+    pairs, numbers = computed[mode]
+    assert numbers == _ROUNDED[mode]
+    codes = [code for pair in pairs for code in (pair & 15, pair >> 4)]
+    assert [code >> 3 for code in codes] == [int(number < 0) for number in _NOT_EXACT]
+    assert [[0, 0.5, 1, 1.5, 2, 3, 4, 6][code & 7] for code in codes] == [abs(number) for number in numbers]
+
+
+def test_products_of_numbers_of_4_bits(computed):
+    found = computed["4 bits"]
+    x, weights = (numbers.double() for numbers in found["numbers"])
+    torch.testing.assert_close(found["product"].double(), x @ weights[0].t(), rtol=2**-23, atol=1e-6)
+    exact = torch.cat([part @ weight.t() for part, weight in zip(x.split(_GROUPS), weights, strict=True)])
+    torch.testing.assert_close(found["grouped"].double(), exact, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("rows", "need the pairs of numbers in the dimension that is summed over"),
+        ("part", "float4_e2m1 from the start of their memory only"),
+        ("odd", "matrices of float4_e2m1 have K = 32, which is 1 blocks of 32 instead of an even number"),
+        ("8 bits", "matrices in blocks have dtypes float8_e4m3fn and float4_e2m1fn_x2 instead of float8_e4m3fn or"),
+        ("largest", "scaleAlg is 2 instead of 0, the only one that the host NPU has for float4_e2m1"),
+    ],
+)
+def test_products_of_numbers_of_4_bits_that_are_refused(name, sentence, computed):
+    assert sentence in computed["4 bits"]["errors"][name]
 
 
 def test_blocks_of_another_size_have_a_scale_each(computed):
@@ -229,7 +302,7 @@ def test_groups_of_rows_are_multiplied_with_their_matrices(computed):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("float4", "yOut has dtype float4_e2m1 instead of float8_e4m3fn or float8_e5m2"),
+        ("float4", "yOut has dtype float4_e1m2 instead of float8_e4m3fn, float8_e5m2 or float4_e2m1"),
         ("round", "roundMode is floor instead of rint"),
         ("algorithm", "scaleAlg is 2 instead of 0 or 1"),
         ("bound", "maxLowBound is 1 with scaleAlg 0"),
@@ -238,7 +311,7 @@ def test_groups_of_rows_are_multiplied_with_their_matrices(computed):
         ("blocks of floats", "blocksize is 64 instead of 32, which float32 needs"),
         ("short floats", "x has 31 numbers along the axis instead of at least 32, which float32 needs"),
         ("groups", "multiplies int8 matrices only"),
-        ("weight", "x and weight have dtypes float8_e4m3fn and int8 instead of float8_e4m3fn or float8_e5m2"),
+        ("weight", "matrices in blocks have dtypes float8_e4m3fn and int8 instead of float8_e4m3fn or float8_e5m2"),
         ("scales", "a scale has shape [3, 2, 2] instead of [5, 2, 2]"),
         ("batches", "matrices in blocks have shapes [1, 5, 70] and [70, 4] instead of [M, K] and [K, N]"),
         ("bias", "bias has dtype float16 instead of float32"),
