@@ -64,9 +64,17 @@ def _forked(calls):
 
 def fork_and_train(device):
     """Train on, after a fork, in both processes."""
+    torch.set_num_threads(2)
     training = Training(device)
     training.steps(3)
-    [there] = _forked([lambda: training.steps(3)])
+
+    def train_in_one_thread():
+        torch.set_num_threads(1)
+        torch.rand(2**20).exp_()  # as large as what torch divides among threads
+        return training.steps(3)
+
+    torch.rand(2**20).exp_()
+    [there] = _forked([train_in_one_thread])
     return training.steps(3), there
 
 

@@ -158,7 +158,7 @@ class EmaOptimizer(Optimizer):
             OSError: The file cannot be opened. A full disk is an error of ``torch.save``; an old file is kept.
         """
         _check_is_module("save_ema_model", model)
-        if not isinstance(path, (str, bytes, os.PathLike)):
+        if not isinstance(path, (str, os.PathLike)):
             raise TypeError(
                 f"FusedEmaAdam.save_ema_model: path must be a str or an os.PathLike, but it is {describe(path)}"
             )
