@@ -132,7 +132,7 @@ NO_MODEL = "model must be a torch.nn.Module, but it is"
 WRONG = {
     "swapped": ("save_ema_model", ("a.pt", MODEL), f"{NO_MODEL} 'a.pt'"),
     "a number as path": ("save_ema_model", (MODEL, 5), "path must be a str or an os.PathLike, but it is 5"),
-    "bytes as path": ("save_ema_model", (MODEL, b"ema.pt"), "path must be a str or an os.PathLike, but it is b'ema.pt'"),
+    "bytes as path": ("save_ema_model", (MODEL, b"a.pt"), "path must be a str or an os.PathLike, but"),
     "parameters": ("ema_state_dict", (MODEL.parameters(),), f"{NO_MODEL} of type generator"),
     "parameters to swap": ("swap_ema_params", (MODEL.parameters(),), f"{NO_MODEL} of type generator"),
 }
