@@ -14,7 +14,9 @@ from torch.nn import functional
 @pytest.fixture(autouse=True)
 def jit_compile() -> Iterator[None]:
     torch.npu.set_compile_mode(jit_compile=True)
-    yield
+    # Each thread has a mode: that of a backward pass, in a thread of its own, would be the one of the first pass.
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
     torch.npu.set_compile_mode(jit_compile=False)
 
 
