@@ -43,7 +43,7 @@ SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 _DEVICES = "HOST_NPU_DEVICES"
 _SOC = "HOST_NPU_SOC"
 _STRICT_MEMORY = "HOST_NPU_STRICT_MEMORY"
-# Whether float64 and complex numbers are refused where CANN's documents do not list them.
+# Whether dtypes are refused that CANN's documents do not list.
 _DTYPES = "HOST_NPU_DTYPES"
 _MOST_DEVICES = 64
 _DEFAULT_DEVICES = "1"

@@ -43,6 +43,8 @@ constexpr Dtypes kRepeated = {at::kByte, at::kChar, at::kShort,    at::kInt,  at
                               at::kBool, at::kHalf, at::kBFloat16, at::kFloat};
 constexpr Dtypes kExponents = {at::kLong, at::kBool, at::kFloat, at::kHalf, at::kBFloat16};
 constexpr Dtypes kRectified = {at::kFloat, at::kHalf, at::kChar, at::kInt, at::kLong, at::kBFloat16, at::kByte};
+constexpr Dtypes kDotted = {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::kByte};
+constexpr Dtypes kFilled = {at::kFloat, at::kInt, at::kLong, at::kHalf, at::kChar, at::kBool, at::kBFloat16};
 constexpr Dtypes kHardSigmoids = {at::kFloat, at::kHalf, at::kInt, at::kBFloat16};
 
 struct Document {
@@ -57,6 +59,8 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::bmm", {"aclnnBatchMatMul", kFloats}},
         {"aten::linear", {"aclnnMatmul", kFloats}},
         {"aten::matmul", {"aclnnMatmul", kFloats}},
+        {"aten::dot", {"aclnnDot", kDotted}},
+        {"aten::masked_fill", {"aclnnInplaceMaskedFillScalar", kFilled}},
         {"aten::gelu", {"aclnnGelu", kFloats}},
         {"aten::native_layer_norm", {"aclnnLayerNorm", kFloats}},
         {"aten::expm1", {"aclnnExpm1", kExponents}},
@@ -91,8 +95,7 @@ bool are_torchs() {
 }
 
 std::string_view of_cann(at::ScalarType dtype) {
-    const auto found = std::ranges::find(kNames, dtype, &Name::dtype);
-    return found == std::end(kNames) ? "another type" : found->of_cann;
+    return std::ranges::find(kNames, dtype, &Name::dtype)->of_cann;
 }
 
 std::string listed(Dtypes dtypes) {
@@ -121,8 +124,8 @@ void refuse_undocumented_dtype(const c10::OperatorHandle& op, const torch::jit::
     if (found == documents().end() || are_torchs()) return;
     const auto dtype = first_dtype(op, stack);
     const auto& [function, dtypes] = found->second;
-    // Of other types, such as integers of a product, it is not known whether torch_npu casts them.
-    if (!dtype || (*dtype != at::kDouble && !at::isComplexType(*dtype))) return;
+    // What has no name here, such as float8, the documents list for some chips only.
+    if (!dtype || std::ranges::find(kNames, *dtype, &Name::dtype) == std::end(kNames)) return;
     if (std::ranges::find(dtypes, *dtype) != dtypes.end()) return;
     TORCH_CHECK(false, "call ", function, " failed, error code is 161002\nEZ1001: Tensor self not implemented for ",
                 of_cann(*dtype), ", should be in dtype support list [", listed(dtypes),

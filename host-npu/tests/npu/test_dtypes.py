@@ -1,4 +1,4 @@
-"""float64 and complex numbers, which CANN's documents of some operators do not list, as a device refuses them."""
+"""Dtypes that CANN's documents of some operators do not list, as a device refuses them."""
 
 import pytest
 import torch
@@ -27,20 +27,52 @@ _CALLS = {
     "aclnnLayerNorm": lambda x: F.layer_norm(x, (4,)),
     "aclnnExpm1": torch.expm1,
     "aclnnRepeatInterleave": lambda x: x.repeat_interleave(2, 1),
+    "aclnnDot": lambda x: torch.dot(x[0], x[1]),
+    "aclnnInplaceMaskedFillScalar": lambda x: x.masked_fill(x > 1, 2),
 }
+
+# Of CANN's names and PyTorch's: integers that PyTorch's CPU kernels compute, and CANN does not.
+_INTEGERS = [
+    ("aclnnMatmul", "DT_INT64", torch.int64),
+    ("aclnnMm", "DT_INT32", torch.int32),
+    ("aclnnBatchMatMul", "DT_INT8", torch.int8),
+    ("aclnnAddmm", "DT_INT16", torch.int16),
+    ("aclnnBaddbmm", "DT_UINT8", torch.uint8),
+    ("aclnnDot", "DT_INT64", torch.int64),
+    ("aclnnExpm1", "DT_INT32", torch.int32),
+    ("aclnnRelu", "DT_INT16", torch.int16),
+    ("aclnnInplaceMaskedFillScalar", "DT_UINT8", torch.uint8),
+    ("aclnnConvolution", "DT_INT64", torch.int64),
+]
+
+
+def _assert_refused(name: str, dtype: str, x: torch.Tensor) -> None:
+    message = (
+        rf"call {name} failed, error code is 161002\nEZ1001: Tensor self not implemented for {dtype}, should be in"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        _CALLS[name](x.npu())
 
 
 @pytest.mark.parametrize("name", _CALLS)
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["", "with a gradient"])
 def test_an_operator_refuses_float64_with_the_code_and_the_list_of_the_device(name, requires_grad):
     x = torch.randn(3, 4, dtype=torch.float64)
-    message = (
-        rf"call {name} failed, error code is 161002\nEZ1001: Tensor self not implemented for DT_DOUBLE, should be in"
-    )
-    with pytest.raises(RuntimeError, match=message):
-        _CALLS[name](x.npu().requires_grad_(requires_grad))
+    _assert_refused(name, "DT_DOUBLE", x.requires_grad_(requires_grad))
+    x = x.detach()
     # The queue goes on, and float32 is computed.
     torch.testing.assert_close(_CALLS[name](x.float().npu()).cpu(), _CALLS[name](x.float()))
+
+
+@pytest.mark.parametrize(("name", "of_cann", "dtype"), _INTEGERS)
+def test_an_operator_refuses_integers_that_its_document_does_not_list(name, of_cann, dtype):
+    _assert_refused(name, of_cann, torch.ones(3, 4, dtype=dtype))
+
+
+def test_integers_that_a_document_lists_are_computed():
+    x = torch.arange(12, dtype=torch.int32).reshape(3, 4)
+    for name in ("aclnnDot", "aclnnRelu", "aclnnInplaceMaskedFillScalar", "aclnnRepeatInterleave"):
+        assert _CALLS[name](x.npu()).cpu().equal(_CALLS[name](x))
 
 
 def test_complex_numbers_are_added_but_not_indexed():
