@@ -14,18 +14,47 @@ _TITLES = {
 
 # Functions of torch_npu with names that differ from those of their operators, and how the operators' names begin.
 _OTHER_NAMES = {
+    "npu_add_quant_gmm": "QuantGroupedMatmulInplaceAdd",
+    "npu_add_quant_matmul": "QuantBatchMatmulInplaceAdd",
     "npu_advance_step_flashattn": "AdvanceStep",
     "npu_all_gather_base_mm": "AllGatherMatmul",
+    "npu_all_gather_quant_mm": "AllGatherMatmul",
     "npu_alltoallv_gmm": "AlltoAllvGroupedMatMul",
+    "npu_alltoallv_quant_gmm": "AlltoAllvQuantGroupedMatMul",
+    "npu_attn_softmax_": "Softmax",
+    "npu_batch_gather_matmul": "AddLora",
+    "npu_dtype_cast": "Cast",
     "npu_dynamic_quant_asymmetric": "DynamicQuant",
     "npu_fusion_attention": "FlashAttention",
     "npu_gmm_alltoallv": "GroupedMatMulAlltoAllv",
+    "npu_kronecker_quant": "FlatQuant",
     "npu_linear": "Addmm",
     "npu_mm_all_reduce_base": "MatmulAllReduce",
     "npu_mm_reduce_scatter_base": "MatmulReduceScatter",
     "npu_mrope": "RopeWithSinCosCache",
+    "npu_nsa_compress_infer": "NsaCompressWithCache",
+    "npu_nsa_select_attention": "NsaSelectedAttention",
+    "npu_nsa_select_attention_infer": "NsaSelectedAttentionInfer",
+    "npu_quant_fusion_attention": "FlashAttention",
+    "npu_quant_gmm_alltoallv": "QuantGroupedMatMulAlltoAllv",
+    "npu_quant_matmul_gelu": "FusedQuantMatmul",
+    "npu_quant_mm_reduce_scatter": "MatmulReduceScatter",
     "npu_rotary_mul": "RotaryPositionEmbedding",
+    "npu_sim_exponential_": "SimThreadExponential",
 }
+
+# Operators of ATB that are computed, by how the names of the functions that call them begin.
+_ATB = {
+    "_npu_flash_attention": "SelfAttention",
+    "_npu_group_topk": "GroupTopk",
+    "_npu_matmul_add_fp32": "Linear",
+    "_npu_paged_attention": "PagedAttention",
+    "_npu_reshape_and_cache": "ReshapeAndCache",
+    "_npu_rotary_embedding": "Rope",
+}
+
+# Functions of torch_npu that call no operator.
+_WITHOUT_OPERATOR = ("npu_change_data_ptr", "npu_convert_weight_to_int4pack", "npu_prefetch", "npu_reshape")
 
 # Operators that are simulated with all checks, for programs that call CANN themselves.
 _NOT_CALLED = ("aclnnApplyFusedEmaAdam", "aclnnMseLossOut")
@@ -46,15 +75,17 @@ _WITH_GRAPH_OPERATORS = ("Ascend910", "Ascend310P")
 
 # Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/npu/test_every_operator.py.
 _GRAPH_FUNCTIONS = """
-    npu_alloc_float_status npu_batch_nms npu_bmmV2
-    npu_bounding_box_decode npu_bounding_box_encode npu_broadcast npu_ciou npu_clear_float_status npu_conv2d
-    npu_conv_transpose2d npu_diou npu_dropout_do_mask npu_dropout_with_add_softmax npu_fused_attention_score
-    npu_get_float_status npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm npu_lstm_cell
-    npu_lstm_data npu_masked_fill_range npu_max npu_min npu_mish npu_nms_rotated npu_nms_v4 npu_nms_with_mask
-    npu_normalize_batch npu_one_hot npu_pad npu_ps_roi_pooling npu_ptiou npu_rotated_box_decode
-    npu_rotated_box_encode npu_scatter npu_sign_bits_pack npu_silu npu_silu_ npu_slice
-    npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample npu_transpose
-    npu_view_copy
+    npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_bounding_box_decode
+    npu_bounding_box_encode npu_broadcast npu_ciou npu_clear_float_status npu_conv2d npu_conv3d
+    npu_conv_transpose2d npu_convolution npu_convolution_transpose npu_deformable_conv2d npu_diou
+    npu_dropout_do_mask npu_dropout_with_add_softmax npu_fused_attention_score npu_get_float_status npu_giou
+    npu_grid_assign_positive npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm npu_lstm_cell
+    npu_lstm_data npu_masked_fill_range npu_max npu_min npu_mish npu_multi_head_attention npu_nms_rotated
+    npu_nms_v4 npu_nms_with_mask npu_normalize_batch npu_one_hot npu_pad npu_ps_roi_pooling npu_ptiou
+    npu_quant_conv2d npu_random_choice_with_mask npu_rotated_box_decode npu_rotated_box_encode npu_rotated_iou
+    npu_rotated_overlaps npu_scatter npu_sign_bits_pack npu_sign_bits_unpack npu_silu npu_silu_ npu_slice
+    npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample
+    npu_transpose npu_view_copy npu_yolo_boxes_encode
 """.split()
 
 # Others, whose graph operator is simulated.
@@ -139,7 +170,7 @@ def page() -> str:
 def _plain(name: str) -> str:
     """Return what functions of torch_npu and of CANN have in common: ``npu_rms_norm_v2`` and ``aclnnRmsNormV2``."""
     name = re.sub(r"^(torch_npu\.|torch\.ops\.npu\.)?_?(npu_|aclnn)", "", name)
-    return re.sub(r"(_?[vV]\d+)?_?$", "", name).replace("_", "").lower()
+    return re.sub(r"(_?[vV]\d+)?(_functional)?_?$", "", name).replace("_", "").lower()
 
 
 def _operator_of_torch(operator: str) -> str | None:
@@ -185,8 +216,9 @@ def _all_answers() -> dict[str, str]:
 
 def _wanted(name: str) -> str:
     """Return the plain name of the operators that a function of torch_npu calls."""
-    function = re.sub(r"_v\d+$", "", name.rpartition(".")[2])
-    return _plain(_OTHER_NAMES.get(function, function))
+    function = name.rpartition(".")[2]
+    first_version = re.sub(r"(_v\d+)?_?$", "", function)
+    return _plain(_OTHER_NAMES.get(function) or _OTHER_NAMES.get(first_version, function))
 
 
 def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
@@ -209,6 +241,13 @@ def is_refused(operator: str) -> bool:
     return _libraries.answers().get(operator) == "refused"
 
 
+def _line_of_atb(function: str) -> str:
+    computed = [operator for begin, operator in _ATB.items() if function.startswith(begin)]
+    if not computed or "quant" in function:
+        return f"{function}: refused, an operator of ATB"
+    return f"{function}: ATB's {computed[0]}, computed by a formula; some options are refused"
+
+
 def _line(operator: str, answers: dict[str, str], soc: str) -> str:
     if operator in answers:
         title = _TITLES[answers[operator]]
@@ -223,7 +262,13 @@ def found(name: str, soc: str = "") -> list[str]:
 
     Refused operators come last, and the most similar names first.
     """
+    import torch
+
     function = name.rpartition(".")[2]
+    if hasattr(torch.ops.atb, function):
+        return [_line_of_atb(function)]
+    if function in _WITHOUT_OPERATOR:
+        return [f"{function}: runs, without an operator of CANN"]
     wanted, answers = _wanted(name), _all_answers()
     alike = _alike(wanted, answers)
     own = _SIMULATED_FUNCTIONS.get(function, function)

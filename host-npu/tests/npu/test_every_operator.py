@@ -100,6 +100,56 @@ def test_a_refusal_says_the_name(operator, name, found):
     assert any(f"the host NPU does not simulate {name}" in error for error in errors)
 
 
+def _boxes(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, device="npu")
+
+
+def _integers(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.ones(count, dtype=dtype, device="npu")
+
+
+# Of listed graph operators, whose functions refuse arguments that are made up.
+_CALLS = {
+    "npu_anchor_response_flags": lambda f: f(_boxes(9, 4), [6, 6], [2, 2], 9),
+    "npu_conv3d": lambda f: f(_boxes(1, 4, 4, 4, 4), _boxes(2, 4, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, 1),
+    "npu_convolution": lambda f: f(_boxes(1, 4, 4, 4), _boxes(2, 4, 2, 2), None, [1, 1], [0, 0], [1, 1], 1),
+    "npu_deformable_conv2d": lambda f: f(
+        _boxes(4, 4, 8, 8), _boxes(4, 4, 3, 3), _boxes(4, 27, 8, 8), None, [3, 3], [1] * 4, [1] * 4
+    ),
+    "npu_giou": lambda f: f(_boxes(4, 8), _boxes(4, 8), True, False, 0),
+    "npu_grid_assign_positive": lambda f: f(
+        *(_boxes(4), _boxes(2, 4), _boxes(4), _boxes(4), _integers(4), _boxes(2), _integers(2), 2, 0.0, 0.7, True)
+    ),
+    "npu_multi_head_attention": lambda f: f(
+        *(_boxes(256, 256) for _ in range(6)),
+        _boxes(16, 16, 16, 16),
+        _boxes(256, 256),
+        *(_boxes(256),) * 4,
+        *(_integers(16, torch.uint8), 16, 16, 16, 16, 0.0, True),
+    ),
+    "npu_quant_conv2d": lambda f: f(
+        _boxes(1, 16, 8, 8).char(),
+        _boxes(16, 16, 3, 3).char(),
+        _integers(16, torch.int64),
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        output_dtype=torch.float16,
+    ),
+    "npu_random_choice_with_mask": lambda f: f(_integers(4, torch.bool), 2, 1, 0),
+    "npu_rotated_iou": lambda f: f(_boxes(2, 18, 5), _boxes(2, 18, 5), False, 0, True, 0.0, 0.0),
+    "npu_rotated_overlaps": lambda f: f(_boxes(2, 5, 18), _boxes(2, 5, 18), False),
+    "npu_sign_bits_unpack": lambda f: f(_integers(2, torch.uint8), 1, torch.float32),
+    "npu_yolo_boxes_encode": lambda f: f(_boxes(2, 4), _boxes(2, 4), _integers(2), False),
+}
+
+
+@pytest.mark.parametrize("function", _CALLS)
+def test_a_graph_operator_is_refused_at_the_call_of_its_function(function):
+    with pytest.raises(RuntimeError, match=r"does not simulate the graph operator \(aclop\)"):
+        _CALLS[function](getattr(torch_npu, function))
+
+
 def _is_for_programs(function: str) -> bool:
     return function.startswith("npu_") and not function.endswith(("_backward", "_fwd", "_grad"))
 
@@ -115,5 +165,5 @@ def test_the_functions_that_are_listed_as_graph_operators_are_those_that_are_ref
         elif not error:
             running.add(function)
     listed = set(_operators._GRAPH_FUNCTIONS)
-    assert listed - refused == set()
+    assert listed - refused - _CALLS.keys() == set()
     assert set(filter(_is_for_programs, refused - running)) - listed == set()
