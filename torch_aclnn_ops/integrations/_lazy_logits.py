@@ -103,7 +103,7 @@ class LazyLogits:
             if found is not None and (torch.is_grad_enabled() or not any(one.requires_grad for one in lazy)):
                 if found is self._logits:
                     return self
-                is_view = name in VIEWS and found.layers is self._logits.layers
+                is_view = isinstance(found, LogitSum) and name in VIEWS and found.layers is self._sum.layers
                 return LazyLogits(found, function, (self, *args), kwargs, self._record, is_view)
         args, kwargs = map_nested(lambda one: materialized(one, name), ((self, *args), kwargs))
         return function(*args, **kwargs)
@@ -126,8 +126,12 @@ class LazyLogits:
         return function(*args, **kwargs)
 
     @property
+    def _sum(self) -> LogitSum:
+        return self._logits.logits if isinstance(self._logits, LogProbabilities) else self._logits
+
+    @property
     def _like(self) -> Tensor:
-        return self._logits.probe() if self._tensor is None else self._tensor
+        return self._sum.probe() if self._tensor is None else self._tensor
 
     @property
     def shape(self) -> torch.Size:
@@ -142,7 +146,7 @@ class LazyLogits:
     @property
     def device(self) -> torch.device:
         """The device, as of a tensor."""
-        return self._logits.device
+        return self._sum.device
 
     @property
     def data(self) -> Tensor:
@@ -152,7 +156,7 @@ class LazyLogits:
     @property
     def requires_grad(self) -> bool:
         """Whether the logits depend on a tensor that requires a gradient, as of a tensor."""
-        return self._logits.requires_grad if self._tensor is None else self._tensor.requires_grad
+        return self._sum.requires_grad if self._tensor is None else self._tensor.requires_grad
 
     @property
     def is_leaf(self) -> bool:

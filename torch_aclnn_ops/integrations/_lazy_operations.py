@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from torch_aclnn_ops._checks import Reduction
-from torch_aclnn_ops.integrations._head_layers import Layer
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 
 import torch
@@ -19,25 +18,6 @@ class LogProbabilities(NamedTuple):
 
     logits: LogitSum
     sign: int = 1
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers of the logits."""
-        return self.logits.layers
-
-    @property
-    def device(self) -> torch.device:
-        """The logits' device."""
-        return self.logits.device
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether the logits depend on a tensor that requires a gradient."""
-        return self.logits.requires_grad
-
-    def probe(self) -> Tensor:
-        """Return a meta tensor with the dtype, shape and strides of the log-probabilities."""
-        return self.logits.probe()
 
     def negated(self) -> "LogProbabilities":
         """Return the negative log-probabilities."""
@@ -56,7 +36,7 @@ class LogProbabilities(NamedTuple):
         if not self._is_last(dim) or not (dtype is None or dtype.is_floating_point):
             return None
         sizes = self.logits.shape[:-1]
-        target = torch.zeros(torch.Size(sizes).numel(), dtype=torch.int64, device=self.device)
+        target = torch.zeros(torch.Size(sizes).numel(), dtype=torch.int64, device=self.logits.device)
         # Smoothed by 1, the loss is the mean of all classes.
         mean = self._loss(target, (*sizes, 1) if keepdim else sizes, label_smoothing=1.0)
         return None if mean is None else (mean * self.logits.classes).to(dtype or mean.dtype)
