@@ -61,15 +61,9 @@ class _Place(NamedTuple):
 
 
 def convert(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], options: Collection[str]) -> dict[str, Any]:
-    """Check a state dict and convert it for an optimizer with these parameter groups.
+    """Check a state dict and convert it to ``param_groups`` and ``state`` of an optimizer with these groups.
 
-    Args:
-        state_dict: The state dict of any of the supported optimizers; it is not modified.
-        groups: The optimizer's parameter groups.
-        options: The names of their options, which are unchanged if the state dict lacks them.
-
-    Returns:
-        ``param_groups``, and ``state`` keyed by parameter, as attributes of an optimizer.
+    Options, by their names, are unchanged if the state dict lacks them.
     """
     try:
         all_saved = _in_order_of(groups, state_dict["param_groups"])

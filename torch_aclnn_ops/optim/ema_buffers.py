@@ -23,10 +23,7 @@ PreparedBuffers = dict[str, tuple[Tensor, Tensor]]
 class EmaBuffers:
     """The averages of a module's floating-point buffers by their names; none before the first step.
 
-    Buffers are looked up by name in each call, because ``module.to()`` replaces them.
-
-    Args:
-        module: The module; none to average nothing.
+    Buffers are looked up by name in each call, because ``module.to()`` replaces them. Without a module there are none.
     """
 
     def __init__(self, module: nn.Module | None) -> None:

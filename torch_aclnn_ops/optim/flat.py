@@ -40,11 +40,6 @@ class FlatBuffer:
 
     Parameters, gradients and states are views of the buffers. Gradients and states that a program assigns are copied in
     by the next step, and replaced by the views. If it assigns other data of a parameter, the buffers are made anew.
-
-    Args:
-        params: The parameters, for which :func:`can_flatten` returned true.
-        dtype: The dtype of the states.
-        states: The optimizer's states.
     """
 
     def __init__(self, params: Sequence[Tensor], dtype: torch.dtype, states: MutableMapping[Tensor, Any]) -> None:
@@ -254,12 +249,7 @@ def _kept(values: Tensor, buffer: Tensor) -> Tensor:
 
 
 class FlatGroup:
-    """The buffers of a parameter group, and its parameters that cannot be flattened.
-
-    Args:
-        group: The parameter group.
-        states: The optimizer's states.
-    """
+    """The buffers of a parameter group, and its parameters that cannot be flattened."""
 
     def __init__(self, group: dict[str, Any], states: MutableMapping[Tensor, Any]) -> None:
         self._params, self._master_weights = list(group["params"]), group["master_weights"]

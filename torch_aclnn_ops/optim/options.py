@@ -128,27 +128,25 @@ class EmaSchedule(NamedTuple):
         if (step - self.ema_start_step) % self.ema_update_every:
             return 1.0
         update = (step - self.ema_start_step) // self.ema_update_every
-        if self.ema_warmup == "ratio":
-            return min(self.ema_decay, (1 + update) / (10 + update))
-        if self.ema_warmup == "power":
-            return min(self.ema_decay, 1 - float((1 + update / self.ema_warmup_gamma) ** -self.ema_warmup_power))
-        return self.ema_decay
+        return self.ema_decay if self.ema_warmup is None else min(self.ema_decay, float(self._warmed_up(update)))
 
     def decays_at(self, steps: Tensor) -> Tensor:
         """Return the decays of steps on a device, as a tensor of float32, or of float64 on a CPU."""
-        since_start = steps - self.ema_start_step
-        dtype = torch.float64 if steps.is_cpu else torch.float32
+        since_start, dtype = steps - self.ema_start_step, torch.float64 if steps.is_cpu else torch.float32
         update = (since_start.clamp(min=0) // self.ema_update_every).to(dtype)
-        if self.ema_warmup == "ratio":
-            decays = ((1 + update) / (10 + update)).clamp(max=self.ema_decay)
-        elif self.ema_warmup == "power":
-            powers = (1 + update / self.ema_warmup_gamma) ** -self.ema_warmup_power
-            decays = (1 - powers).clamp(max=self.ema_decay)
-        else:
+        if self.ema_warmup is None:
             decays = torch.full_like(update, self.ema_decay)
+        else:
+            decays = self._warmed_up(update).clamp(max=self.ema_decay)
         if self.ema_update_every > 1:
             decays = decays.masked_fill(since_start % self.ema_update_every != 0, 1.0)
         return decays.masked_fill(since_start <= 0, 0.0)
+
+    def _warmed_up(self, update: Any) -> Any:
+        """Return the bound that the warm-up sets to the decay of an update, a number or a tensor of several."""
+        if self.ema_warmup == "ratio":
+            return (1 + update) / (10 + update)
+        return 1 - (1 + update / self.ema_warmup_gamma) ** -self.ema_warmup_power
 
     def check(self) -> None:
         """Raise if an option has the wrong type or is out of range."""

@@ -80,11 +80,7 @@ class FsdpUnits:
 
 
 class ShardedModel:
-    """A model whose parameters hold their EMA weights, and the process groups over which FSDP or DTensor shards them.
-
-    Args:
-        model: The model, which may also be unsharded.
-    """
+    """A model whose parameters hold their EMA weights, and the process groups over which they are sharded, if any."""
 
     def __init__(self, model: nn.Module) -> None:
         self.module, self._fsdp1 = model, fsdp1_module(model)
@@ -99,14 +95,9 @@ class ShardedModel:
             self._groups, self._is_first = fsdp1_groups(self._fsdp1), torch.distributed.get_rank() == 0
 
     def copied_state_dict(self, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
-        """Copy the state dict.
+        """Return copies, full tensors on the CPU of the first rank alone if a sharded model is to have them.
 
-        Args:
-            is_full: Gather full tensors on the CPU of the first rank, if the model is sharded.
-
-        Returns:
-            The state dict, which is empty on the other ranks if they gather, and the exception of this rank, if any. It
-            is not raised immediately, because the other ranks would wait for this one in a collective.
+        The exception of this rank, if any, is not raised, because the others would wait for it in a collective.
         """
         gathers = is_full and bool(self._groups)
         if gathers and self._fsdp1 is not None:
@@ -152,10 +143,7 @@ class ShardedModel:
     ) -> None:
         """Save the state dict of the first rank to a file; all ranks return once it is written, or all raise.
 
-        Args:
-            contents: The state dict; empty on ranks that do not write.
-            path: The file.
-            failure: An earlier exception of this rank.
+        Other ranks have an empty one; ``failure`` is an earlier exception of this rank.
         """
         error: BaseException | None = failure
         if error is None and (contents or not self._groups):

@@ -141,11 +141,7 @@ def _join_steps(states: list[dict[str, Any]]) -> None:
 class CachedState:
     """The states of parameters as lists, cached between steps, with a check whether they are still valid.
 
-    Args:
-        params: The parameters. Those that were never updated have no state.
-        states: The optimizer's states, initialized by :func:`init_missing_state`.
-        master_weights: The group's option.
-        joins_steps: Join step counts on an NPU; those of flattened parameters are in a buffer of their own.
+    Step counts on an NPU are joined; those of flattened parameters are in a buffer of their own.
     """
 
     def __init__(
@@ -211,10 +207,7 @@ class StepCounts:
     """Step counts of parameters as known on the host without synchronization: equal values mean equal counts.
 
     While ``are_exact``, the values are the counts themselves. They are not once a device may have skipped a step, a
-    graph may have repeated one, or something else has written to the counts on a device.
-
-    Args:
-        steps: Tensors of one or several step counts.
+    graph may have repeated one, or something else has written to the counts on a device. A tensor may have several.
     """
 
     _new_values = itertools.count(2**63)  # no step count is as large

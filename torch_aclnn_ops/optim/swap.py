@@ -49,12 +49,7 @@ class _Entry(NamedTuple):
 
 
 class Swap(AbstractContextManager[None]):
-    """The context manager returned by ``swap_ema_params``; the weights are copied aside before anything is written.
-
-    Args:
-        optimizer: The optimizer; its ``_is_swapped`` is true inside the block.
-        model: The model, which is needed only for FSDP1.
-    """
+    """The context manager returned by ``swap_ema_params``; the weights are copied aside before anything is written."""
 
     def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self._optimizer, self._model = optimizer, model
