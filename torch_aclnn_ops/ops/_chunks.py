@@ -137,7 +137,7 @@ class Gradients:
         if self._weight is not None:
             head.write_weight_gradient(grad_logits, input, self._weight, adds=rows.start > 0)
         if self._input is not None:
-            head.write_input_gradient(grad_logits, self._input[rows])
+            head.write_input_gradient(grad_logits, part_of(self._input, rows))
 
     def finish(self) -> HeadGradients:
         """Return the gradients, in the dtype of the accumulators or of the arguments."""
@@ -148,11 +148,16 @@ class Gradients:
         return self._input, self._weight, self._bias
 
 
+def part_of(values: Tensor, rows: slice) -> Tensor:
+    """Return a range of rows; a tensor that has no others is returned unchanged, at no cost."""
+    return values if rows.stop - rows.start == values.shape[0] else values[rows]
+
+
 def logits_buffer(input: Tensor, head: Head, tiling: Tiling, total: Gradients | None = None) -> Tensor:
     """Return a buffer for the logits of a chunk: the memory of the weight's gradient, if it is unused."""
-    number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes
-    scratch = None if total is None else total.scratch(number)
-    return input.new_empty(number, dtype=head.dtype) if scratch is None else scratch
+    shape = min(tiling.rows, tiling.rows_per_chunk), tiling.classes
+    scratch = None if total is None else total.scratch(shape[0] * shape[1])
+    return input.new_empty(shape, dtype=head.dtype) if scratch is None else scratch.view(shape)
 
 
 class KeptRows:
@@ -236,20 +241,21 @@ def reduce_in_chunks(
         The results of all rows, 0 for ignored ones (-1 for integers), and the gradients: float32 for 16-bit tensors,
         except for that of a bfloat16 head that one product computes.
     """
-    # Without keeps_gradients, Gradients uses the shape only, and add() gets the rows.
-    rows_of_input = kept.select(input) if tiling.keeps_gradients else input[: kept.number]
-    total = None if needed is None else Gradients(rows_of_input, head, tiling, needed)
+    total = None
+    if needed is not None:
+        # Without keeps_gradients, Gradients uses the shape only, and add() gets the rows.
+        rows_of_input = kept.select(input) if tiling.keeps_gradients else part_of(input, slice(0, kept.number))
+        total = Gradients(rows_of_input, head, tiling, needed)
     buffer = logits_buffer(input, head, tiling, total)
     blocks: list[Results] = []
     for rows in tiling.chunks():
         chunk = kept.select(input, rows)
-        shape = (chunk.shape[0], tiling.classes)
-        logits = head.logits(chunk, buffer[: shape[0] * shape[1]].view(shape))
+        logits = head.logits(chunk, part_of(buffer, slice(0, chunk.shape[0])))
         blocks += reduce_chunk(logits, rows)
         if total is not None:
             kept.zero_ignored(logits, rows)
             total.add(logits, chunk, rows)
-    results = tuple(_all_rows(kept, column) for column in zip(*blocks, strict=True))
+    results = tuple([_all_rows(kept, column) for column in zip(*blocks, strict=True)])
     if total is None:
         return results, (None, None, None)
     input_grad, weight_grad, bias_grad = total.finish()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from torch_aclnn_ops._tensors import accumulation_dtype
 
@@ -30,8 +31,7 @@ def slices(start: int, stop: int, size: int) -> list[slice]:
     return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The sizes that determine the tiling: rows, shape and dtype of the head, and whether it is on the CPU."""
 
     rows: int

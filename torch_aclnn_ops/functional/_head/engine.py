@@ -30,6 +30,7 @@ from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._tensors import widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import fast_apply, in_forward_ad, is_legacy_batchedtensor
+from torch_aclnn_ops._torch_compat.public import in_jit_trace
 from torch_aclnn_ops.functional._head.loss import HEAD_TENSORS, HeadLoss, HeadOperator
 from torch_aclnn_ops.ops._chunks import Results
 
@@ -67,19 +68,17 @@ class Engine:
 
         ``others`` are tensors with which the results are multiplied.
         """
-        tensors = (*call[:HEAD_TENSORS], *self._loss.tensors(call))
-        if in_functorch_transform() or (torch.compiler.is_compiling() and in_forward_ad()):
+        is_compiling, tensors = torch.compiler.is_compiling(), self._loss.tensors(call)
+        if in_functorch_transform() or (is_compiling and in_forward_ad()) or any_differentiated(tensors):
             return True
-        if any_differentiated(tensors[HEAD_TENSORS:]):
-            return True
-        if torch.compiler.is_compiling():
+        if is_compiling:
             return False
-        if type(tensors[0].shape[0]) is not int or type(tensors[1].shape[0]) is not int:  # symbolic
+        if type(call[0].shape[0]) is not int or type(call[1].shape[0]) is not int:  # symbolic
             return True
-        tensors = (*tensors, *others)
-        if is_jit_tracing() or any_wrapped(tensors):
+        given = [one for one in (*call[:HEAD_TENSORS], *tensors, *others) if one is not None]
+        if in_jit_trace() or any_wrapped(given) or any(map(is_legacy_batchedtensor, given)):
             return True
-        return any(isinstance(one, Tensor) and (is_legacy_batchedtensor(one) or has_tangent(one)) for one in tensors)
+        return in_forward_ad() and any(map(has_tangent, given))
 
 
 def _why_formula() -> str:
@@ -124,7 +123,7 @@ class _Function(torch.autograd.Function):
             differentiable = loss.differentiable(call)
             ctx.mark_non_differentiable(*(one for i, one in enumerate(results) if i not in differentiable))
             return results
-        others = tuple(results[i] for i in loss.beside_total(call))
+        others = [results[i] for i in loss.beside_total(call)]
         ctx.mark_non_differentiable(*others)
         total: Tensor = loss.total(call, results, factors)
         return total, *others

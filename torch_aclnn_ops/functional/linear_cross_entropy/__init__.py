@@ -19,6 +19,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.arguments import (
     check_own_options,
     checked_chunks,
     checked_shift,
+    has_default_options,
     is_left_to_torch,
     leave_to_torch,
     own_options,
@@ -37,6 +38,8 @@ from torch import Tensor
 from torch.nn import Module
 
 __all__ = ["LinearCrossEntropyOutput", "linear_cross_entropy"]
+
+_REMEDY = f"{FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass process_group"
 
 
 @drop_in
@@ -145,17 +148,20 @@ def linear_cross_entropy(
         chunk_size=rows,
         max_memory=max_memory,
     )
-    if shift is False and process_group is None and vocab_sizes is None and reduce_input_grad is True:
-        loss = loss_in_cpp(call)
-        if loss is not None:
-            return loss
+    has_defaults = has_default_options(call)
+    if has_defaults and rows is None and max_memory is None and shift is False and process_group is None:
+        if vocab_sizes is None and reduce_input_grad is True:
+            loss = loss_in_cpp(call)
+            if loss is not None:
+                return loss
     if any_subclass(call[:6]):
         call, process_group, vocab_sizes = local_arguments(call, process_group, vocab_sizes, reduce_input_grad)
     shards = None
     if process_group is not None or vocab_sizes is not None:
         shards = shards_of("linear_cross_entropy", process_group, vocab_sizes, call.linear_weight, call.input)
     check_bool("linear_cross_entropy", "reduce_input_grad", reduce_input_grad)
-    call = check_own_options(call)
+    if not has_defaults:
+        call = check_own_options(call)
     places = 0 if shift is False else checked_shift(shift, call)
     if places:
         target, token_weight = labels_to_rows(call.target, call.token_weight, places, call.ignored_class())
@@ -167,8 +173,7 @@ def linear_cross_entropy(
     else:
         check_arguments(call, None if shards is None else shards.total)
         if shards is None:
-            remedy = f"{FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass process_group"
-            check_not_local_shard("linear_cross_entropy", remedy, linear_weight=call.linear_weight)
+            check_not_local_shard("linear_cross_entropy", _REMEDY, linear_weight=call.linear_weight)
         is_small = shards is None and are_few(call)
         result = loss_of_few_logits(call) if is_small else compute(call, shards, reduce_input_grad)
     return shift_results(result, places) if places else result

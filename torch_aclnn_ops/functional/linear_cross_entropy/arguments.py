@@ -148,8 +148,6 @@ def has_default_options(call: Call) -> bool:
 
 def check_own_options(call: Call) -> Call:
     """Return the call with the options that PyTorch's function lacks as Python's numbers, after checking them."""
-    if has_default_options(call):
-        return call
     numbers = check_numbers(NAME, **{name: getattr(call, name) for name in NUMBERS})
     check_bool(NAME, "zero_if_all_ignored", call.zero_if_all_ignored)
     return call._replace(**numbers, outputs=_checked_outputs(call.outputs))

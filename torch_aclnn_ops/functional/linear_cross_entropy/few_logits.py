@@ -10,7 +10,7 @@ from torch_aclnn_ops._tensors import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import check_no_tangent
 from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast
-from torch_aclnn_ops.functional.linear_cross_entropy.arguments import REDUCTIONS, has_default_options, to_loss_dtype
+from torch_aclnn_ops.functional.linear_cross_entropy.arguments import REDUCTIONS, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets, have_classes
 from torch_aclnn_ops.ops import _tiling as tiling
 from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
@@ -26,11 +26,12 @@ _FLOATS_OF_LOGIT = 3
 def loss_in_cpp(call: Call) -> Tensor | None:
     """Return the loss of few float32 logits on the CPU if C++ finds nothing unusual in the arguments, else ``None``.
 
-    It computes what :func:`loss_of_few_logits` does, and costs a tenth of that on top of torch's functions.
+    It computes what :func:`loss_of_few_logits` does, and costs a tenth of that on top of torch's functions. Only for
+    calls with the default options of this package.
     """
-    if torch.compiler.is_compiling() or is_logging_in_eager_mode() or is_disabled() or not has_default_options(call):
+    if torch.compiler.is_compiling() or is_logging_in_eager_mode() or is_disabled():
         return None
-    if any([one is not None for one in (call.weight, call.token_weight, call.chunk_size, call.max_memory)]):
+    if call.weight is not None or call.token_weight is not None:
         return None
     if type(call.reduction) is not str or call.reduction not in REDUCTIONS:
         return None

@@ -56,7 +56,7 @@ def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool
     if call.max_memory is not None and not torch.compiler.is_compiling():
         # That of the largest shard, so that no rank raises alone while others wait in a collective.
         call.tile_rows(classes=None if shards is None else max(shards.sizes))
-    if not torch.compiler.is_compiling():  # compiled code chooses when it runs
+    if call.is_fused is None and not torch.compiler.is_compiling():  # compiled code chooses when it runs
         call = call._replace(is_fused=why_not_fused(call) is None)
     implementation = _choose(call, shards)
     if shards is None:
@@ -95,6 +95,7 @@ def _prepare(call: Call) -> Call:
         weighted=True if call.label_smoothing > 0 else False,  # the branch makes it a constant for Dynamo
         entropy="entropy" in call.outputs,
         predicted_tokens=not _NOT_DIFFERENTIABLE.isdisjoint(call.outputs),
+        is_fused=False if input.is_cpu else None,
     )
 
 
@@ -157,7 +158,9 @@ def loss_of_statistics(call: Call, vocabulary: SharedVocabulary | None) -> _Resu
 
 def _of_rows(call: Call, rows: Rows) -> Call:
     """Return the call for the kernels, which need no weights of rows."""
-    return call._replace(target=rows.target, weight=rows.class_weight, token_weight=None)
+    return call._replace(
+        target=rows.target, weight=rows.class_weight, token_weight=None, has_no_ignored=rows.has_no_ignored
+    )
 
 
 _DIFFERENTIATED = 2  # input and weight

@@ -1,7 +1,6 @@
 """Losses from row statistics: weights of the rows, reduction, and further outputs."""
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from torch_aclnn_ops._checks import values_are_readable
@@ -41,17 +40,16 @@ class LinearCrossEntropyOutput(NamedTuple):
     logsumexp: _Optional = None
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The targets and weights of all rows."""
 
     target: Tensor  # class indices, ``IGNORED`` for ignored rows; or probabilities
     class_weight: Tensor | None  # only if the statistics need it
     coefficients: Coefficients  # of the sum of the losses
     weight: Tensor  # weight of each row in a mean of the cross entropies
-    count: Tensor  # weight of each row in a mean of the z-losses
+    counts: Tensor  # weight of each row in a mean of the z-losses
     outside: Tensor | None  # mask of rows whose class index is out of range, if values can be read
-    are_kept: bool = False  # whether it is known that all rows have a class
+    has_no_ignored: bool = False  # whether it is known that all rows have a class
 
 
 def rows_of(call: Call, classes: int) -> Rows:
@@ -60,12 +58,12 @@ def rows_of(call: Call, classes: int) -> Rows:
     smoothing, ignore_index = call.label_smoothing, call.ignored_class()
     ones = call.input.new_ones(target.shape[0], dtype=accumulation_dtype(call.input.dtype))
     share = outside = None
-    are_kept = False
+    has_no_ignored = False
     if target.is_floating_point():
         count = weight = ones if token_weight is None else token_weight
         share = distribution_sums(target, class_weight, count.dtype)
     elif have_classes(target, classes, ignore_index):
-        are_kept = True
+        has_no_ignored = True
         count = ones if token_weight is None else token_weight
         weight = count if class_weight is None else count * class_weight[target]
     else:
@@ -95,14 +93,16 @@ def rows_of(call: Call, classes: int) -> Rows:
     square = count * call.lse_square_scale if call.lse_square_scale != 0 else None
     uses_class_weight = weighted is not None or share is not None
     coefficients = Coefficients(log_sum_exp, predicted, weighted, square)
-    return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside, are_kept)
+    class_weight = class_weight if uses_class_weight else None
+    return Rows(target, class_weight, coefficients, weight, count, outside, has_no_ignored)
 
 
 def have_classes(target: Tensor, classes: int, ignore_index: int) -> bool:
     """Return whether it is known that no row is ignored, or has a class index out of range."""
     if target.shape[0] == 0 or not values_are_readable(target) or in_dispatch_mode():
         return False
-    lowest, highest = (int(bound) for bound in target.aminmax())
+    bounds = target.aminmax()
+    lowest, highest = int(bounds.min), int(bounds.max)
     return 0 <= lowest and highest < classes and not lowest <= ignore_index <= highest
 
 
@@ -133,8 +133,8 @@ def divisors(rows: Rows, call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
 
     If all rows are ignored the divisors are 1, so that the gradients are 0, as in PyTorch.
     """
-    target, count = rows.target, rows.count
-    if rows.are_kept:
+    target, count = rows.target, rows.counts
+    if rows.has_no_ignored:
         number = rows.weight.sum()
         return number, number if count is rows.weight else count.sum(), None
     is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
@@ -163,7 +163,7 @@ def assemble(statistics: Statistics, rows: Rows, call: Call) -> Tensor | LinearC
         return loss
     if z_loss is None and "z_loss" in call.outputs:
         z_loss = torch.zeros_like(loss)
-    outside = rows.count.isnan()  # rows whose class index is out of range
+    outside = rows.counts.isnan()  # rows whose class index is out of range
     of_rows = {
         "log_probabilities": statistics.predicted - statistics.log_sum_exp,
         "entropy": statistics.entropy,

@@ -43,6 +43,7 @@ from torch import Tensor
 # What becomes the coefficients of the statistics, or is chosen before them.
 _UNREAD = (
     "token_weight reduction ignore_index label_smoothing lse_square_scale zero_if_all_ignored outputs shape is_fused"
+    " has_no_ignored"
 ).split()
 # Options that must be the same on all ranks.
 _AGREED = (*NUMBERS, "reduction", "label_smoothing", "zero_if_all_ignored")

@@ -25,6 +25,7 @@ from torch_aclnn_ops.ops._chunks import (
     Results,
     blocks_of,
     logits_buffer,
+    part_of,
     reduce_in_chunks,
 )
 from torch_aclnn_ops.ops._tiling import Tiling, rows_of_block
@@ -51,9 +52,7 @@ class _Kernel:
         if self.teacher_head is None or self._teacher_buffer is None:
             return None
         input = self.kept.select(self.call.teacher_input, rows)
-        number, classes = input.shape[0], self.teacher_head.weight.shape[0]
-        out = self._teacher_buffer[: number * classes].view(number, classes)
-        return self.teacher_head.logits(input, out)
+        return self.teacher_head.logits(input, part_of(self._teacher_buffer, slice(0, input.shape[0])))
 
     def log_sum(self, parts: Tensor) -> Tensor:
         """Return the log-sum-exp over the processes, the same on all of them."""

@@ -145,6 +145,7 @@ class Call(NamedTuple):
     entropy: bool = False
     predicted_tokens: bool = False
     is_shard: bool = False  # whether the classes are a shard of a vocabulary
+    has_no_ignored: bool = False  # whether it is known that no row is ignored
     # Whether CANN's operators compute the statistics, except for predicted tokens, and the gradients if those of both
     # input and linear_weight are needed. ``None`` in compiled code, which chooses when it runs.
     is_fused: bool | None = None

@@ -4,6 +4,8 @@ The choice is made once per call and applies to its gradients too. Rows are comp
 in place by :func:`_reduce_rows`, and in differentiable calls by :func:`statistics_of_rows`, for other derivatives.
 """
 
+from collections.abc import Sequence
+
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
@@ -16,6 +18,7 @@ from torch_aclnn_ops.ops._chunks import (
     Results,
     blocks_of,
     has_logits_kernel,
+    part_of,
     reduce_in_chunks,
 )
 from torch_aclnn_ops.ops._tiling import rows_of_block
@@ -52,23 +55,28 @@ def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Res
 
     Ignored rows give zeros, and the predicted token -1.
     """
-    kept = KeptRows(None if call.target.is_floating_point() else call.target, call.input.shape[0])
+    are_all = call.has_no_ignored or call.target.is_floating_point()
+    kept = KeptRows(None if are_all else call.target, call.input.shape[0])
     tiling = call.tile_rows(rows=kept.number, with_gradients=factors is not None)
     have_classes = kept.have_labels and not call.is_shard
     # The softcap is applied before the temperature.
     scale = 1.0 if call.softcap is not None else 1 / call.temperature
     head = Head(call.linear_weight, call.linear_bias, scale, kept.number)
 
+    target = kept.select(call.target)
+    of_rows = [kept.select(one) for one in factors or ()]
+    if call.temperature != 1:
+        of_rows = [None if one is None else one / call.temperature for one in of_rows]
+
     def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
         # All rows at once on a device, to launch fewer kernels.
         size = rows_of_block(logits.shape[1], logits.element_size()) if logits.is_cpu else logits.shape[0]
-        blocks = blocks_of(rows, size)
-        return [reduce_block(logits[block.start - rows.start : block.stop - rows.start], block) for block in blocks]
-
-    def reduce_block(logits: Tensor, rows: slice) -> Results:
-        of_rows = None if factors is None else Coefficients._make(kept.select(one, rows) for one in factors)
-        found = _reduce_rows(call, logits, kept.select(call.target, rows), of_rows, have_classes)
-        return tuple(one for one in found if one is not None)
+        found = []
+        for block in blocks_of(rows, size):
+            part = part_of(logits, slice(block.start - rows.start, block.stop - rows.start))
+            of_block = [None if one is None else part_of(one, block) for one in of_rows]
+            found.append(_reduce_rows(call, part, part_of(target, block), of_block, have_classes))
+        return found
 
     needed = None if factors is None else call.gradients
     return reduce_in_chunks(call.input, head, kept, tiling, reduce_chunk, needed)
@@ -133,14 +141,14 @@ def _check_queue(tensor: Tensor) -> None:
 
 
 def _reduce_rows(
-    call: Call, logits: Tensor, target: Tensor, factors: Coefficients | None, have_classes: bool
-) -> Statistics:
+    call: Call, logits: Tensor, target: Tensor, of_rows: Sequence[Tensor | None], have_classes: bool
+) -> Results:
     """Reduce logits; with factors, overwrite them with the gradient of the loss by ``input @ weight.T + bias``.
 
     The logits of some rows are divided by the temperature unless there is a softcap. ``have_classes`` says whether it
     is known that all class indices are 0 or more.
     """
-    class_weight = call.weight
+    class_weight, factors = call.weight, Coefficients._make(of_rows) if of_rows else None
     slope = None
     if call.softcap is not None:
         logits.div_(call.softcap).tanh_()
@@ -159,16 +167,14 @@ def _reduce_rows(
     probabilities = torch.softmax(logits, 1, out=logits) if logits.is_cpu else logits.softmax(1)
     # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers, because
     # log uses MKL, whose threads must be woken up.
-    log_sum_exp = -torch.xlogy(1, probabilities.amax(1))
+    log_sum_exp = torch.xlogy(1, probabilities.amax(1)).neg_()
     entropy = torch.special.entr(probabilities).sum(1) if call.entropy else None
     found = Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
     if factors is not None:
-        if call.temperature != 1:
-            factors = Coefficients._make(None if one is None else one / call.temperature for one in factors)
         _write_gradient(call, probabilities, target, found, factors, have_classes, logits)
         if slope is not None:
             logits.mul_(slope)
-    return found
+    return tuple([one for one in found if one is not None])
 
 
 def _predicted(
@@ -177,9 +183,9 @@ def _predicted(
     if target.is_floating_point():
         return (_distribution(target, class_weight) * (logits - offset.unsqueeze(1))).sum(1)
     if have_classes:
-        return logits.gather(1, target.unsqueeze(1)).squeeze(1) - offset
+        return logits.gather(1, target.unsqueeze(1)).squeeze(1).sub_(offset)
     at_target = logits.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return (at_target - offset).masked_fill_(target < 0, 0)
+    return at_target.sub_(offset).masked_fill_(target < 0, 0)
 
 
 def _distribution(target: Tensor, class_weight: Tensor | None) -> Tensor:
