@@ -4,12 +4,14 @@ Each rank sends a summary of its arguments along with its statistics, so that al
 same error. If the values cannot be read, or only by synchronizing with a device, the results become nan instead.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 from zlib import crc32
 
 from torch_aclnn_ops._checks import values_are_readable
-from torch_aclnn_ops._torch_compat.private import assume_constant_result
+from torch_aclnn_ops._torch_compat.private import assume_constant_result, in_dispatch_mode
 
 import torch
 from torch import Tensor
@@ -68,7 +70,8 @@ def summarize(
     encoded = [_hash(one) if one is None or isinstance(one, (str, tuple)) else one for one in call.values()]
     numbers = [*encoded, *padding, *[0.0] * _GROUP, *columns]
     lengths = of_call * _GROUP, _GROUP, 2 * len(kinds), len(kinds)
-    same, zeros, signs, factors = _constants(numbers, dtype, input.device).split(lengths)
+    make = _constants if torch.compiler.is_compiling() or in_dispatch_mode() else _constants_cached
+    same, zeros, signs, factors = make(tuple(numbers), dtype, input.device).split(lengths)
     # Shards of different sizes are different. Zeros stand for what is not given, so that nothing is launched for it.
     are_comparable = len(sizes) > 1 and len(set(sizes)) == 1
     groups = (
@@ -88,11 +91,15 @@ def _some_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return (features - features[:1, :1]).reshape(-1)
 
 
-def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type == "cpu" or torch.compiler.is_compiling():
-        return torch.tensor(numbers, dtype=dtype, device=device)
-    # Pinned, so that the copy is asynchronous.
-    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "npu").to(device, non_blocking=True)
+def _constants(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+@lru_cache(64)
+def _constants_cached(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # The calls of a training loop have the same options, which nothing writes to.
+    with torch.inference_mode(False):  # so that every later call can use them
+        return _constants(numbers, dtype, device)
 
 
 def compare_summaries(
@@ -107,8 +114,9 @@ def compare_summaries(
         ValueError: The summaries do not match, and the values can be read.
     """
     groups = summaries.detach().unflatten(1, (-1, _GROUP))
-    different, bound = torch.addcmul(groups[:1], groups, summary.signs, value=-1).abs_().amax((1, 3)).unbind()
-    disagree = different > bound * summary.factors
+    differences = torch.addcmul(groups[:1], groups, summary.signs, value=-1)
+    different, bound = torch.linalg.vector_norm(differences, math.inf, (1, 3)).unbind()
+    disagree: Tensor = different > bound * summary.factors
     if not values_are_readable(summaries):
         return disagree.any()
     if disagree.any():

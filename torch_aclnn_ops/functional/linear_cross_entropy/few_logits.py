@@ -114,8 +114,8 @@ def _loss_on_device(call: Call, ignore_index: int) -> Tensor:
     in_range = target.where(ignored, target.clamp(0, call.linear_weight.shape[0] - 1))
     # A row whose class is out of range is nan, as its gradient: 0 / 0. Not inf, which a softcap makes finite.
     input = widen(call.input)
-    input = input + (ignored / (in_range == target)).to(input.dtype).unsqueeze(1)
-    input = input.masked_fill(ignored.unsqueeze(1), 0)
+    offset = (ignored / (in_range == target)).to(input.dtype).unsqueeze(1)  # 1 for ignored rows
+    input = torch.where(ignored.unsqueeze(1), offset, input + offset)
     loss = _cross_entropy(call._replace(input=input, target=in_range), ignored)
     if call.reduction == "mean" and call.zero_if_all_ignored:
         return loss.masked_fill(ignored.all(), 0)
