@@ -86,7 +86,7 @@ class Head:
 
     def write_weight_gradient(self, grad_logits: Tensor, input: Tensor, out: Tensor, adds: bool) -> None:
         """Write ``grad_logits.T @ input``, in the dtype of ``grad_logits``, to ``out``, or add it if ``adds``."""
-        factor = input.to(grad_logits.dtype)
+        factor = input if self.is_wide else input.to(grad_logits.dtype)
         if adds:
             out.addmm_(grad_logits.T, factor)
         elif out.dtype == factor.dtype:

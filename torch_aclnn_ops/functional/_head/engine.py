@@ -148,7 +148,7 @@ class _Function(torch.autograd.Function):
             made = _scaled(made, grads[0])
         # Each to its own: ranks that share a vocabulary upcast the input, whose gradients they add up.
         pairs = zip(made, ctx.dtypes, strict=True)
-        made = [None if gradient is None else gradient.to(dtype) for gradient, dtype in pairs]
+        made = [one if one is None or one.dtype is dtype else one.to(dtype) for one, dtype in pairs]
         return *made, None, None, None
 
 

@@ -28,9 +28,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 REDUCTIONS = ("none", "mean", "sum")
-# What torch's function lacks, beside token_weight; with the defaults it computes the same.
+# What torch's function lacks, beside token_weight; with the defaults it computes the same. Adjacent fields of a call.
 _OPTIONS = (*NUMBERS, "zero_if_all_ignored", "outputs")
-_DEFAULTS = [Call._field_defaults[name] for name in _OPTIONS]
+_PLACES = slice(Call._fields.index(_OPTIONS[0]), Call._fields.index(_OPTIONS[-1]) + 1)
+assert [*Call._fields][_PLACES] == [*_OPTIONS]
+_DEFAULTS = tuple([Call._field_defaults[name] for name in _OPTIONS])
 _TYPES = [type(default) for default in _DEFAULTS]
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
@@ -141,9 +143,9 @@ def _broken_shapes(call: Call, classes: int | None) -> _Broken:
 
 def has_default_options(call: Call) -> bool:
     """Return whether the options that PyTorch's function lacks have their defaults."""
-    given = [getattr(call, name) for name in _OPTIONS]
+    given: Any = call[_PLACES]
     # Types first: an array would compare its elements.
-    return [type(option) for option in given] == _TYPES and given == _DEFAULTS
+    return [type(option) for option in given] == _TYPES and bool(given == _DEFAULTS)
 
 
 def check_own_options(call: Call) -> Call:
@@ -155,7 +157,7 @@ def check_own_options(call: Call) -> Call:
 
 def own_options(call: Call) -> list[str]:
     """Return the names of the options that are given and that PyTorch's function lacks."""
-    given = [name for name, default in zip(_OPTIONS, _DEFAULTS, strict=True) if getattr(call, name) != default]
+    given = [name for name in _OPTIONS if getattr(call, name) != Call._field_defaults[name]]
     return given if call.token_weight is None else [*given, "token_weight"]
 
 

@@ -128,15 +128,15 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
     return target.sum(1, dtype=dtype) if class_weight is None else (target.to(dtype) * class_weight.to(dtype)).sum(1)
 
 
-def divisors(rows: Rows, call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
+def divisors(rows: Rows, call: Call) -> tuple[Tensor | int, Tensor | int, Tensor | None]:
     """Return the divisors of cross entropies and z-losses for a mean, and a term that is nan if all rows are ignored.
 
     If all rows are ignored the divisors are 1, so that the gradients are 0, as in PyTorch.
     """
     target, count = rows.target, rows.counts
     if rows.has_no_ignored:
-        number = rows.weight.sum()
-        return number, number if count is rows.weight else count.sum(), None
+        number = target.shape[0] if call.token_weight is None else count.sum()
+        return number if rows.weight is count else rows.weight.sum(), number, None
     is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
     is_empty = is_ignored.all()
     nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)

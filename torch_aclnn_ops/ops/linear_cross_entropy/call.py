@@ -46,13 +46,15 @@ class Coefficients(NamedTuple):
     square: Tensor | None = None
     entropy: Tensor | None = None
 
-    def divided(self, divisor: Tensor, count: Tensor) -> "Coefficients":
+    def divided(self, divisor: Tensor | int, count: Tensor | int) -> "Coefficients":
         """Divide by the divisor of a mean, and ``square`` by that of its z-losses."""
-        log_sum_exp, predicted, weighted, square, entropy = self
-        of_log_sum_exp = log_sum_exp / divisor
-        of_predicted = of_log_sum_exp if predicted is log_sum_exp else predicted / divisor
-        others = [(weighted, divisor), (square, count), (entropy, divisor)]
-        return Coefficients(of_log_sum_exp, of_predicted, *(None if one is None else one / by for one, by in others))
+        of_log_sum_exp = self.log_sum_exp / divisor
+        return Coefficients(
+            of_log_sum_exp,
+            of_log_sum_exp if self.predicted is self.log_sum_exp else self.predicted / divisor,
+            None if self.weighted is None else self.weighted / divisor,
+            None if self.square is None else self.square / count,
+        )
 
 
 def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tensor:

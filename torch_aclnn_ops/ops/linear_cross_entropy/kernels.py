@@ -167,7 +167,7 @@ def _reduce_rows(
     probabilities = torch.softmax(logits, 1, out=logits) if logits.is_cpu else logits.softmax(1)
     # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers, because
     # log uses MKL, whose threads must be woken up.
-    log_sum_exp = torch.xlogy(1, probabilities.amax(1)).neg_()
+    log_sum_exp = torch.xlogy(-1, probabilities.amax(1))
     entropy = torch.special.entr(probabilities).sum(1) if call.entropy else None
     found = Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
     if factors is not None:
