@@ -94,16 +94,6 @@ def test_a_gradient_is_unchanged_after_one_with_create_graph():
     torch.testing.assert_close(torch.autograd.grad(loss, (input, head)), with_graph)
 
 
-def test_batched_gradients_of_a_loss_are_its_scaled_gradient():
-    input, head, target = _tensors()
-    loss = ours.linear_cross_entropy(input, head, target)
-    (gradient,) = torch.autograd.grad(loss, input, retain_graph=True)
-    factors = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    for _ in range(2):
-        (batched,) = torch.autograd.grad(loss, input, factors, retain_graph=True, is_grads_batched=True)
-        torch.testing.assert_close(batched, factors[:, None, None] * gradient)
-
-
 def _divergence(input, head, target):
     return ours.linear_kl_div(input, head, input.detach(), head.detach().flip(0), target=target)
 

@@ -19,7 +19,6 @@ from tests._optim import (
     assert_all_close,
     assert_all_equal,
     assert_same,
-    averaged,
     averaged_model,
     averages_of,
     contents_of,
@@ -118,18 +117,6 @@ def test_with_ema_start_step_1_weights_and_averages_equal_adamw_and_swa_utils_bi
         averages.update_parameters(theirs)
     assert_all_equal(weights_of(mine), weights_of(theirs))
     assert_all_equal(averages_of(mine, optimizer), weights_of(averages.module))
-
-
-def test_defaults_equal_adamws_and_average_the_initial_weights():
-    mine, theirs = Weights(), Weights()
-    averages = weights_of(mine)
-    optimizer, adamw = FusedEmaAdam(mine.parameters()), torch.optim.AdamW(theirs.parameters())
-    for step in range(5):
-        train(mine, optimizer, [step])
-        train(theirs, adamw, [step])
-        averages = averaged(averages, theirs, 0.9999)
-    assert_all_close(weights_of(mine), weights_of(theirs), 1e-14)
-    assert_all_close(averages_of(mine, optimizer), averages, 1e-14)
 
 
 SCHEDULERS = {

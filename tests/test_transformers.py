@@ -240,21 +240,21 @@ def test_unpatch_restores_exactly():
     assert unpatch_model(model) is model
 
 
-def test_another_loss_function_has_the_logits_it_needs():
+OTHER_LOSSES = {
+    "getitem": lambda logits, labels, **_: logits.log_softmax(-1)[labels > 0].square().mean(),
+    "type": lambda logits, labels, **_: logits.type(torch.float64).square().mean(),
+}
+
+
+@pytest.mark.parametrize("operation", OTHER_LOSSES)
+def test_another_loss_function_has_the_logits_it_needs(operation):
     def with_loss(model):
-        model.loss_function = lambda logits, labels, **_: logits.log_softmax(-1)[labels > 0].square().mean()
+        model.loss_function = OTHER_LOSSES[operation]
         return model
 
     expected = Step(with_loss(make()))
-    with pytest.warns(UserWarning, match="saves no memory: getitem needs them; use .*cross_entropy"):
+    with pytest.warns(UserWarning, match=f"saves no memory: {operation} needs them; use .*cross_entropy"):
         assert_close(Step(with_loss(patch_model(make()))), expected)
-
-
-def test_a_cast_by_type_is_told_of():
-    model = patch_model(make())
-    model.loss_function = lambda logits, labels, **_: logits.type(torch.float64).square().mean()
-    with pytest.warns(UserWarning, match="saves no memory: type needs them"):
-        Step(model)
 
 
 def test_what_was_patched_is_logged(caplog):
