@@ -8,9 +8,9 @@ from torch_aclnn_ops._tensors import accumulation_dtype
 
 import torch
 
-# The logits of a chunk take 56 MiB, or an eighth of the head if that is more: enough rows for efficient matrix
+# The logits of a chunk take 32 MiB, or an eighth of the head if that is more: enough rows for efficient matrix
 # products, and small compared with the gradient of the head.
-LOGITS_BYTES = 7 * 2**23
+LOGITS_BYTES = 2**25
 _SHARE_OF_HEAD = 8
 _FEWEST_ROWS = 128
 # The block of the head per matrix product, in float32: small enough for CPU caches.
