@@ -183,6 +183,18 @@ def test_a_resized_parameter_raises_before_anything_is_written(reshape, dtype, m
 
 
 @each_flatten
+def test_states_that_are_all_deleted_start_again_in_every_group(flatten):
+    weights = [nn.Parameter(torch.ones(64)) for _ in range(2)]
+    optimizer = FusedEmaAdam([{"params": [weight]} for weight in weights], flatten=flatten, **SETTINGS)
+    step_with(optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())  # so that all states are there when those of a group are cached
+    step_with(optimizer)
+    optimizer.state.clear()
+    step_with(optimizer)
+    assert [int(optimizer.state[weight]["step"]) for weight in weights] == [1, 1]
+
+
+@each_flatten
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_gradient_of_another_shape_raises(steps, flatten):
     weight = nn.Parameter(torch.ones(4))

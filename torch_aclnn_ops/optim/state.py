@@ -177,7 +177,7 @@ class CachedState:
             return False
         keys, values = self._items
         found = self._dicts
-        if not (holds([list(states)], keys) and holds([list(states.values())], values)):
+        if not keys or not (holds([list(states)], keys) and holds([list(states.values())], values)):
             found = [state for state in map(states.get, params) if state is not None]
         return holds([found], self._dicts) and have_items(found, self._keys, self._tensors)
 
