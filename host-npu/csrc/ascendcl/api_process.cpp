@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdarg>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -174,6 +175,10 @@ void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...
 
 aclError aclmdlInitDump() { return unsupported(__func__, "dumping of operators"); }
 
-aclError aclmdlSetDump(const char*) { return unsupported(__func__, "dumping of operators"); }
+aclError aclmdlSetDump(const char*) {
+    // torch_npu does not look at the status.
+    std::cerr << "host NPU: nothing is dumped, because dumping of operators is not simulated\n";
+    return unsupported(__func__, "dumping of operators");
+}
 
 aclError aclmdlFinalizeDump() { return unsupported(__func__, "dumping of operators"); }

@@ -29,6 +29,12 @@ def test_the_profiler_of_torch_npu_says_why_it_records_nothing(tmp_path):
     assert "does not simulate the profiler of NPUs" in outcome.output
 
 
+def test_a_dump_says_that_nothing_is_written(tmp_path, capfd):
+    tmp_path.joinpath("dump.json").write_text("{}")
+    torch.npu.set_dump(str(tmp_path / "dump.json"))
+    assert "nothing is dumped" in capfd.readouterr().err
+
+
 def test_an_idle_device_is_used_by_nobody():
     torch.npu.synchronize()
     assert torch.npu.utilization() == 0
