@@ -38,8 +38,8 @@ class Run(NamedTuple):
 class FlatBuffer:
     """The buffers of the parameters of one group, dtype and device.
 
-    Parameters, gradients and states are views of the buffers. Gradients and states that a program assigns are copied in
-    by the next step, and replaced by the views. If it assigns other data of a parameter, the buffers are made anew.
+    Parameters, gradients and states are views of the buffers. What a program assigns in their place is copied in by the
+    next step, and replaced by the view.
     """
 
     def __init__(self, params: Sequence[Tensor], dtype: torch.dtype, states: MutableMapping[Tensor, Any]) -> None:
@@ -66,9 +66,6 @@ class FlatBuffer:
         self._has_own_grads = self._has_all_grads = False  # in this and in the last step
         self._is_captured = False  # by a graph, which updates all parameters
         self._cached = CachedState(self.params, {}, joins_steps=False)  # of no states yet
-        for param, view in zip(self.params, self._param_views, strict=True):
-            view.copy_(param.detach())
-            param.data = view
 
     def _views(self, buffer: Tensor) -> list[Tensor]:
         return [self._view(buffer, i) for i in range(len(self.params))]
@@ -82,18 +79,32 @@ class FlatBuffer:
         part = dlpack.from_dlpack(buffer[self._begins[i] : self._begins[i] + param.numel()])
         return part.as_strided(param.shape, self._strides[i])
 
-    def has_own_params(self) -> bool:
-        """Return whether the parameters are views of the buffer, not moved to shared memory with it."""
-        pairs = zip(self.params, self._param_views, strict=True)
-        are_like_views = all((one.shape, one.dtype) == (view.shape, view.dtype) for one, view in pairs)
-        return are_like_views and not _moved(self.params, self._param_views) and not any(map(_is_shared, self.params))
+    def takes_params(self) -> bool:
+        """Return whether the parameters fit their views, so that they can be copied in."""
+        return all(
+            is_plain(param)
+            and not _is_shared(param)
+            and (param.shape, param.dtype, param.device) == (view.shape, view.dtype, view.device)
+            for param, view in zip(self.params, self._param_views, strict=True)
+        )
+
+    def moved_params(self) -> list[int]:
+        """Return the indices of the parameters that are not views of the buffer."""
+        return _moved(self.params, self._param_views)
 
     def has_own_states(self) -> bool:
         """Return whether the states are views of the buffers."""
         return self._cached.is_current(self.params, self.all_states)
 
-    def take_states(self) -> None:
-        """Copy states that a program has assigned, and new ones, into the buffers, to be views."""
+    def take_params_and_states(self) -> None:
+        """Copy parameters and states that a program has assigned, and new states, into the buffers, to be views."""
+        moved = self.moved_params()
+        assigned = [_kept(self.params[i].detach(), self.weights) for i in moved]
+        for i, values in zip(moved, assigned, strict=True):
+            self._param_views[i].copy_(values)
+            self.params[i].data = self._param_views[i]
+        if moved:
+            self._cached.forget_versions()
         if not self.has_own_states():
             self._take_states([param for param in self.params if has_state(self.all_states, param)])
         if new := self.new_params():
@@ -264,22 +275,26 @@ class FlatGroup:
         ]
 
     def fits(self, group: dict[str, Any], have_moved: bool) -> bool:
-        """Return whether the group's parameters are views of the buffers, which is compared if any have moved."""
+        """Return whether the buffers are those of the group's parameters; shapes are compared if any have moved."""
+        params = group["params"]
         return (
             group["master_weights"] == self._master_weights
-            and holds([group["params"]], self._params)
-            and (not have_moved or all(buffer.has_own_params() for buffer in self.buffers))
+            and holds([params], self._params)
+            and (not have_moved or all(buffer.takes_params() for buffer in self.buffers))
         )
 
     def has_own_grads(self) -> bool:
         """Return whether all parameters are flattened and all gradients are views of their buffers."""
         return all([buffer.has_own_grads() for buffer in self.buffers]) and not self.rest  # each buffer notes it
 
-    def has_own_states(self, states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether the states are views of the buffers, and none is missing."""
+    def are_views(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
+        """Return whether parameters and states are views of the buffers, and no state is missing."""
         for buffer in self.buffers:
             buffer.all_states = states
-        return all(buffer.has_own_states() and not buffer.new_params() for buffer in self.buffers)
+        return all(
+            (not have_moved or not buffer.moved_params()) and buffer.has_own_states() and not buffer.new_params()
+            for buffer in self.buffers
+        )
 
 
 def can_flatten(param: Tensor) -> bool:

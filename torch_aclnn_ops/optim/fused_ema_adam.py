@@ -265,12 +265,12 @@ class FusedEmaAdam(EmaOptimizer):
     def _prepare_flat(self, i: int, options: Options, have_moved: bool, work: Work) -> list[Tensor]:
         """Gather the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
-        if flat_group is None or not flat_group.fits(group, have_moved) or not flat_group.has_own_states(self.state):
+        if flat_group is None or not flat_group.fits(group, have_moved):
+            flat_group = self._flat_groups[i] = FlatGroup(group, self.state)
+        if not flat_group.are_views(self.state, have_moved):
             self._captures.before_new_states()
-            if flat_group is None or not flat_group.fits(group, have_moved):
-                flat_group = self._flat_groups[i] = FlatGroup(group, self.state)
             for buffer in flat_group.buffers:
-                buffer.take_states()
+                buffer.take_params_and_states()
         for buffer in flat_group.buffers:
             work.runs.append((buffer, buffer.gather(self._captures.is_capturing)))
             buffer.counts.are_exact &= self._captures.are_counts_known(options.found_inf)

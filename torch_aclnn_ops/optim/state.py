@@ -192,6 +192,10 @@ class CachedState:
         """
         return self.has_masters and self._versions != self._current_versions()
 
+    def forget_versions(self) -> None:
+        """Forget the data of parameters with master weights, because the program has replaced it."""
+        self._versions = []
+
     def record_versions(self) -> None:
         """Record the versions of parameters with master weights, after the optimizer has written to them."""
         if self.has_masters:
