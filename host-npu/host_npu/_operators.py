@@ -18,7 +18,6 @@ _OTHER_NAMES = {
     "npu_add_quant_matmul": "QuantBatchMatmulInplaceAdd",
     "npu_advance_step_flashattn": "AdvanceStep",
     "npu_all_gather_base_mm": "AllGatherMatmul",
-    "npu_all_gather_quant_mm": "AllGatherMatmul",
     "npu_alltoallv_gmm": "AlltoAllvGroupedMatMul",
     "npu_alltoallv_quant_gmm": "AlltoAllvQuantGroupedMatMul",
     "npu_attn_softmax_": "Softmax",
@@ -35,10 +34,9 @@ _OTHER_NAMES = {
     "npu_nsa_compress_infer": "NsaCompressWithCache",
     "npu_nsa_select_attention": "NsaSelectedAttention",
     "npu_nsa_select_attention_infer": "NsaSelectedAttentionInfer",
-    "npu_quant_fusion_attention": "FlashAttention",
+    "npu_quant_fusion_attention": "QuantFlashAttention",
     "npu_quant_gmm_alltoallv": "QuantGroupedMatMulAlltoAllv",
     "npu_quant_matmul_gelu": "FusedQuantMatmul",
-    "npu_quant_mm_reduce_scatter": "MatmulReduceScatter",
     "npu_rotary_mul": "RotaryPositionEmbedding",
     "npu_sim_exponential_": "SimThreadExponential",
 }
@@ -53,8 +51,17 @@ _ATB = {
     "_npu_rotary_embedding": "Rope",
 }
 
-# Functions of torch_npu that call no operator.
-_WITHOUT_OPERATOR = ("npu_change_data_ptr", "npu_convert_weight_to_int4pack", "npu_prefetch", "npu_reshape")
+# What no operator's name tells of some functions.
+_ANSWERS = {
+    **dict.fromkeys(
+        ("npu_change_data_ptr", "npu_convert_weight_to_int4pack", "npu_prefetch", "npu_reshape"),
+        "runs, without an operator of CANN",
+    ),
+    **dict.fromkeys(
+        ("npu_all_gather_quant_mm", "npu_quant_mm_reduce_scatter"),
+        "refused, as are all products of quantized tensors that also communicate",
+    ),
+}
 
 # Operators that are simulated with all checks, for programs that call CANN themselves.
 _NOT_CALLED = ("aclnnApplyFusedEmaAdam", "aclnnMseLossOut")
@@ -267,8 +274,8 @@ def found(name: str, soc: str = "") -> list[str]:
     function = name.rpartition(".")[2]
     if hasattr(torch.ops.atb, function):
         return [_line_of_atb(function)]
-    if function in _WITHOUT_OPERATOR:
-        return [f"{function}: runs, without an operator of CANN"]
+    if function in _ANSWERS:
+        return [f"{function}: {_ANSWERS[function]}"]
     wanted, answers = _wanted(name), _all_answers()
     alike = _alike(wanted, answers)
     own = _SIMULATED_FUNCTIONS.get(function, function)

@@ -58,6 +58,8 @@ def test_the_operator_of_the_name_comes_first():
         ("torch_npu._npu_flash_attention", "_npu_flash_attention: ATB's SelfAttention, computed by a formula; some"),
         ("_npu_paged_attention_quant", "_npu_paged_attention_quant: refused, an operator of ATB"),
         ("npu_mla_preprocess", "npu_mla_preprocess: refused, an operator of ATB"),
+        ("npu_quant_mm_reduce_scatter", "npu_quant_mm_reduce_scatter: refused, as are all products"),
+        ("npu_quant_fusion_attention", "aclnnQuantFlashAttentionScore: refused"),
         ("npu_reshape", "npu_reshape: runs, without an operator of CANN"),
     ],
 )
