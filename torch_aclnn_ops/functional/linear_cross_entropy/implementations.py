@@ -158,9 +158,8 @@ def loss_of_statistics(call: Call, vocabulary: SharedVocabulary | None) -> _Resu
 
 def _of_rows(call: Call, rows: Rows) -> Call:
     """Return the call for the kernels, which need no weights of rows."""
-    return call._replace(
-        target=rows.target, weight=rows.class_weight, token_weight=None, has_no_ignored=rows.has_no_ignored
-    )
+    has_no_ignored = rows.kept == call.input.shape[0]
+    return call._replace(target=rows.target, weight=rows.class_weight, token_weight=None, has_no_ignored=has_no_ignored)
 
 
 _DIFFERENTIATED = 2  # input and weight

@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     weight: Tensor  # weight of each row in a mean of the cross entropies
     counts: Tensor  # weight of each row in a mean of the z-losses
     outside: Tensor | None  # mask of rows whose class index is out of range, if values can be read
-    has_no_ignored: bool = False  # whether it is known that all rows have a class
+    kept: int | None  # how many rows have a class, if it is known
 
 
 def rows_of(call: Call, classes: int) -> Rows:
@@ -58,12 +58,11 @@ def rows_of(call: Call, classes: int) -> Rows:
     smoothing, ignore_index = call.label_smoothing, call.ignored_class()
     ones = call.input.new_ones(target.shape[0], dtype=accumulation_dtype(call.input.dtype))
     share = outside = None
-    has_no_ignored = False
+    kept: int | None = target.shape[0]
     if target.is_floating_point():
         count = weight = ones if token_weight is None else token_weight
         share = distribution_sums(target, class_weight, count.dtype)
     elif have_classes(target, classes, ignore_index):
-        has_no_ignored = True
         count = ones if token_weight is None else token_weight
         weight = count if class_weight is None else count * class_weight[target]
     else:
@@ -75,6 +74,7 @@ def rows_of(call: Call, classes: int) -> Rows:
         # Devices do not raise for an index out of range, so the loss of its row is nan: 0 / 0.
         count = ones * is_kept / is_valid
         outside = ~is_valid if values_are_readable(is_valid) else None
+        kept = None if outside is None or in_dispatch_mode() else int(is_kept.sum())
         if token_weight is not None:
             count = token_weight.where(is_kept, count)
         weight = count
@@ -94,7 +94,7 @@ def rows_of(call: Call, classes: int) -> Rows:
     uses_class_weight = weighted is not None or share is not None
     coefficients = Coefficients(log_sum_exp, predicted, weighted, square)
     class_weight = class_weight if uses_class_weight else None
-    return Rows(target, class_weight, coefficients, weight, count, outside, has_no_ignored)
+    return Rows(target, class_weight, coefficients, weight, count, outside, kept)
 
 
 def have_classes(target: Tensor, classes: int, ignore_index: int) -> bool:
@@ -134,11 +134,10 @@ def divisors(rows: Rows, call: Call) -> tuple[Tensor | int, Tensor | int, Tensor
     If all rows are ignored the divisors are 1, so that the gradients are 0, as in PyTorch.
     """
     target, count = rows.target, rows.counts
-    if rows.has_no_ignored:
-        number = target.shape[0] if call.token_weight is None else count.sum()
+    if rows.kept:
+        number = rows.kept if call.token_weight is None else count.sum()
         return number if rows.weight is count else rows.weight.sum(), number, None
-    is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
-    is_empty = is_ignored.all()
+    is_empty = (target == IGNORED).all()
     nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)
     number = rows.weight.sum() + is_empty
     return number, number if count is rows.weight else count.sum() + is_empty, nan_if_empty

@@ -64,9 +64,10 @@ def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Res
     head = Head(call.linear_weight, call.linear_bias, scale, kept.number)
 
     target = kept.select(call.target)
-    of_rows = [kept.select(one) for one in factors or ()]
+    selected = {one: kept.select(one) for one in factors or ()}  # some are the same
     if call.temperature != 1:
-        of_rows = [None if one is None else one / call.temperature for one in of_rows]
+        selected = {one: None if values is None else values / call.temperature for one, values in selected.items()}
+    of_rows = [selected[one] for one in factors or ()]
 
     def reduce_chunk(logits: Tensor, rows: slice) -> list[Results]:
         # All rows at once on a device, to launch fewer kernels.
