@@ -14,7 +14,6 @@ from torch_aclnn_ops._torch_compat.private import (
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
 )
-from torch_aclnn_ops._torch_compat.public import in_jit_trace
 
 import torch
 from torch import Tensor
@@ -164,11 +163,6 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 def in_functorch_transform() -> bool:
     """Return whether this is called inside ``torch.func.grad``, ``vmap`` or another transform."""
     return get_interpreter_stack() is not None
-
-
-def is_jit_tracing() -> bool:
-    """Return whether ``torch.jit.trace`` is active."""
-    return not torch.compiler.is_compiling() and in_jit_trace()
 
 
 def in_nested_forward_mode() -> bool:

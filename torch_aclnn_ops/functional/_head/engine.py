@@ -21,7 +21,6 @@ from torch_aclnn_ops._autograd.derivatives import (
     has_tangent,
     in_functorch_transform,
     is_batched,
-    is_jit_tracing,
     recomputed,
     scatter,
     vjp,
@@ -98,13 +97,13 @@ def _by_formula(loss: HeadLoss, call: Any) -> Results:
     # Upcast once, so that the sums of their gradients over the chunks are rounded to 16 bits once, at the end.
     of_head = input, widen(weight), None if bias is None else widen(bias)
     call = loss.replace(call, of_head, loss.tensors(call))
-    is_symbolic = not torch.compiler.is_compiling() and type(input.shape[0]) is not int
-    chunks = [slice(None)] if is_symbolic or is_jit_tracing() else loss.chunks(call)
+    is_compiling = torch.compiler.is_compiling()
+    is_traced = not is_compiling and (type(input.shape[0]) is not int or in_jit_trace())  # for other numbers of rows
+    chunks = [slice(None)] if is_traced else loss.chunks(call)
     if len(chunks) == 1:
         return loss.formula(call)
-    recomputes = not (torch.compiler.is_compiling() or in_functorch_transform() or in_forward_ad())
     formula: Callable[[Any], Results] = loss.formula
-    if recomputes and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not (is_compiling or in_functorch_transform() or in_forward_ad()):
         formula = recomputed(loss.formula)
     parts: list[Results] = [formula(loss.rows_of(call, rows)) for rows in chunks]
     return tuple(torch.cat(list(column)) for column in zip(*parts, strict=True))

@@ -9,7 +9,7 @@ everything else                ``loss_of_statistics``: from differentiable stati
 =============================  =====================================================================================
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.statistics import (
 )
 from torch_aclnn_ops.ops._chunks import IGNORED
 from torch_aclnn_ops.ops.linear_cross_entropy import why_not_classes
-from torch_aclnn_ops.ops.linear_cross_entropy.call import Call, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.call import Call
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced, fused_gradients_of_losses, fused_losses
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import why_not_fused
 
@@ -47,7 +47,6 @@ from torch import Tensor
 
 _NOT_DIFFERENTIABLE = frozenset(("token_accuracy", "predicted_tokens"))
 _Result = Tensor | LinearCrossEntropyOutput
-_Reduce = Callable[[Call], Statistics]
 
 
 def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool) -> _Result:
@@ -56,13 +55,18 @@ def compute(call: Call, shards: VocabularyShards | None, reduce_input_grad: bool
     if call.max_memory is not None and not torch.compiler.is_compiling():
         # That of the largest shard, so that no rank raises alone while others wait in a collective.
         call.tile_rows(classes=None if shards is None else max(shards.sizes))
-    if call.is_fused is None and not torch.compiler.is_compiling():  # compiled code chooses when it runs
-        call = call._replace(is_fused=why_not_fused(call) is None)
-    implementation = _choose(call, shards)
-    if shards is None:
-        return implementation(call, None)
-    is_fused = implementation is fused_loss
-    return implementation(call, shared_vocabulary(call, shards, reduce_input_grad, is_fused))
+    is_fused = call.is_fused
+    if is_fused is None:
+        is_fused = why_not_fused(call) is None
+        if not torch.compiler.is_compiling():  # compiled code chooses when it runs
+            call = call._replace(is_fused=is_fused)
+    is_fused = is_fused and not call.predicted_tokens
+    needs_formula = ENGINE.needs_formula(call, call.token_weight)
+    if shards is None and not (needs_formula or is_fused) and _can_compute_gradients(call):
+        return loss_with_gradients(call)
+    is_fused = is_fused and not needs_formula and _can_fuse_loss(call, shards)
+    vocabulary = None if shards is None else shared_vocabulary(call, shards, reduce_input_grad, is_fused)
+    return fused_loss(call, vocabulary) if is_fused else loss_of_statistics(call, vocabulary)
 
 
 def _prepare(call: Call) -> Call:
@@ -99,27 +103,12 @@ def _prepare(call: Call) -> Call:
     )
 
 
-def _choose(call: Call, shards: VocabularyShards | None) -> Callable[[Call, SharedVocabulary | None], _Result]:
-    """Choose the implementation of a call."""
-    if ENGINE.needs_formula(call, call.token_weight):
-        return loss_of_statistics
-    is_fused = (why_not_fused(call) is None if call.is_fused is None else call.is_fused) and not call.predicted_tokens
-    if is_fused and _can_fuse_loss(call, shards):
-        return fused_loss
-    if shards is None and not is_fused and _can_compute_gradients(call):
-        return loss_with_gradients
-    return loss_of_statistics
-
-
 def _can_fuse_loss(call: Call, shards: VocabularyShards | None) -> bool:
     """Return whether CANN's operators compute the losses of rows, and their gradients, which are those of both."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or call.gradients[0] != call.gradients[1]:
         return False
-    if shards is not None:
-        # On every rank: those that differentiate a gradient need the same collectives.
-        if any(why_not_classes(size) is not None for size in shards.sizes):
-            return False
-    return call.gradients[0] == call.gradients[1]
+    # On every rank: those that differentiate a gradient need the same collectives.
+    return shards is None or all([why_not_classes(size) is None for size in shards.sizes])
 
 
 def _can_compute_gradients(call: Call) -> bool:
@@ -129,7 +118,7 @@ def _can_compute_gradients(call: Call) -> bool:
     return call.token_weight is None or not call.token_weight.requires_grad
 
 
-def loss_with_gradients(call: Call, _: SharedVocabulary | None) -> _Result:
+def loss_with_gradients(call: Call) -> _Result:
     """Compute a scalar loss together with its gradients."""
     rows = rows_of(call, call.linear_weight.shape[0])
     check_targets(call, rows.outside, call.linear_weight.shape[0])
@@ -149,10 +138,9 @@ def loss_of_statistics(call: Call, vocabulary: SharedVocabulary | None) -> _Resu
     rows = rows_of(call, classes)
     if vocabulary is None:
         check_targets(call, rows.outside, classes)
-    reduce: _Reduce = statistics if vocabulary is None else vocabulary.statistics
-    found = reduce(_of_rows(call, rows))
-    if vocabulary is not None:
-        check_targets(call, rows.outside, classes)  # after the collective, in which other ranks would wait for this one
+        return assemble(statistics(_of_rows(call, rows)), rows, call)
+    found = vocabulary.statistics(_of_rows(call, rows))
+    check_targets(call, rows.outside, classes)  # after the collective, in which other ranks would wait for this one
     return assemble(found, rows, call)
 
 
