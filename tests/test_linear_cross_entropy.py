@@ -299,7 +299,7 @@ def _hold_few_logits(monkeypatch, number):
 
     monkeypatch.setattr(tiling, "LOGITS_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_FEWEST_ROWS", 8)
-    monkeypatch.setattr(tiling, "tile_rows_cached", tiling.tile_rows)
+    monkeypatch.setattr(tiling, "_tile_rows_cached", tiling._tile_rows)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,11 @@ def test_a_trace_of_few_logits_is_that_of_other_targets_too():
     torch.testing.assert_close(traced(target), ours.linear_cross_entropy(input, head, target))
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"reduction": "none", "lse_square_scale": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"softcap": 3.0}, {"reduction": "none", "lse_square_scale": 0.1}, {"max_memory": 10_000}],
+    ids=str,
+)
 def test_a_graph_of_symbolic_sizes_computes_other_numbers_of_rows(options):
     def gradients(input, head, target):
         return torch.autograd.grad(ours.linear_cross_entropy(input, head, target, **options).sum(), (input, head))

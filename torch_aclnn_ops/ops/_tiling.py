@@ -131,6 +131,21 @@ def tile_rows(
         with_gradient: Whether the gradient of the head is needed.
         units: Whether the device has native matrix instructions for the head's dtype.
     """
+    # The calls of a training loop have the same sizes. Symbolic ones cannot be hashed.
+    are_numbers = not torch.compiler.is_compiling() and all([type(size) is int for size in sizes[:3]])
+    tile = _tile_rows_cached if are_numbers else _tile_rows
+    return tile(function, sizes, chunk_size, max_memory, copies, with_gradient, units)
+
+
+def _tile_rows(
+    function: str,
+    sizes: Sizes,
+    chunk_size: int | None,
+    max_memory: int | None,
+    copies: int,
+    with_gradient: bool,
+    units: bool,
+) -> Tiling:
     rows, classes = sizes.rows, sizes.classes
     keeps_gradients = units and with_gradient and max_memory is None and rows <= _KEPT_ROWS_PER_FEATURE * sizes.features
     costs = _Costs(sizes, copies, with_gradient, keeps_gradients)
@@ -150,8 +165,7 @@ def tile_rows(
     return Tiling(rows, classes, rows_per_chunk, costs.keeps_gradients, held)
 
 
-# The calls of a training loop have the same sizes.
-tile_rows_cached = lru_cache(tile_rows)
+_tile_rows_cached = lru_cache(_tile_rows)
 
 
 def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:

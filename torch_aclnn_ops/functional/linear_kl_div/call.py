@@ -90,7 +90,7 @@ class Call(NamedTuple):
         limits = self.chunk_size, self.max_memory
         units = not is_shared and has_bfloat16_units(weight)
         found = tiling.tile_rows(NAME, sizes, *limits, copies, self.gradients[1] or is_shared, units)
-        return replace(found, classes=weight.shape[0])
+        return replace(found, classes=weight.shape[0]) if is_shared else found
 
     def loss_dtype(self) -> torch.dtype:
         """Return the dtype of the losses."""

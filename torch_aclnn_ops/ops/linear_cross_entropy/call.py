@@ -184,10 +184,8 @@ class Call(NamedTuple):
         units = has_bfloat16_units(weight)
         # Tensors of the logits' size that are alive at the same time.
         copies = 1 + (self.softcap is not None) + self.entropy + 2 * self.target.is_floating_point()
-        tile_rows = tiling.tile_rows if torch.compiler.is_compiling() else tiling.tile_rows_cached
-        with_gradient = with_gradients and self.gradients[1]
         limits = self.chunk_size, self.max_memory
-        return tile_rows(NAME, sizes, *limits, copies, with_gradient, units)
+        return tiling.tile_rows(NAME, sizes, *limits, copies, with_gradients and self.gradients[1], units)
 
     def empty_statistics(self) -> list[Tensor]:
         """Return uninitialized tensors of the needed statistics, for fake tensors."""
