@@ -118,8 +118,9 @@ def check_layer(names: tuple[str, str, str], rows: Any, weight: Any, bias: Any, 
     for name, tensor in zip(names, (rows, weight, bias), strict=True):
         if tensor is not None or name != of_bias:
             _check_tensor(name, tensor, input)
-            fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(rows)
-            check(name, fits, f"have dtype {rows.dtype}, as {of_rows} has", f"has {tensor.dtype}", TypeError)
+            if tensor.dtype != rows.dtype:
+                fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(rows)
+                check(name, fits, f"have dtype {rows.dtype}, as {of_rows} has", f"has {tensor.dtype}", TypeError)
     check(of_rows, rows.dim() >= 1, "have shape (H,), (N, H) or (B, T, H)", "has no dimension")
     features = rows.shape[-1]
     fits = weight.dim() == 2 and weight.shape[1] == features
@@ -137,12 +138,11 @@ def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = 
         described = f"is a DTensor; {REMEDY}" if is_dtensor(tensor) else described
         check(name, False, "be a plain tensor", described, TypeError)
     assert isinstance(tensor, Tensor)
-    if is_floating:
-        is_right = tensor.is_floating_point() and tensor.layout is torch.strided
+    if is_floating and not (tensor.is_floating_point() and tensor.layout is torch.strided):
         described = f"has {tensor.dtype} and {tensor.layout}"
-        check(name, is_right, "have a floating-point dtype and be strided", described, TypeError)
-    described = f"is on {tensor.device}"
-    check(name, tensor.device == input.device, f"be on {input.device}, as input is", described, RuntimeError)
+        check(name, False, "have a floating-point dtype and be strided", described, TypeError)
+    if tensor.device != input.device:
+        check(name, False, f"be on {input.device}, as input is", f"is on {tensor.device}", RuntimeError)
 
 
 def first_classes(vocab_size: int, dim: int, *tensors: Any) -> tuple[Any, ...]:
