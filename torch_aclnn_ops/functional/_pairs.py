@@ -27,23 +27,14 @@ DPOLossType = Literal[
 
 
 class Pairs(NamedTuple):
-    """Pairs of sequences, and the options of their loss.
+    """Pairs of sequences, and the options of their loss."""
 
-    Attributes:
-        margins: ``chosen - rejected``, computed without the cancellation of the references.
-        chosen: Log-probabilities of the preferred sequences, relative to the reference if there is one.
-        rejected: Those of the rejected sequences.
-        beta: Factor of all of them.
-        label_smoothing: Assumed fraction of wrong preferences.
-        discopop_tau: Width of the transition of ``"discopop"``.
-    """
-
-    margins: Tensor
-    chosen: Tensor
-    rejected: Tensor
-    beta: float
-    label_smoothing: float
-    discopop_tau: float = 0.05
+    margins: Tensor  # ``chosen - rejected``, computed without the cancellation of the references
+    chosen: Tensor  # log-probabilities of the preferred sequences, relative to the reference if there is one
+    rejected: Tensor  # those of the rejected sequences
+    beta: float  # factor of all of them
+    label_smoothing: float  # assumed fraction of wrong preferences
+    discopop_tau: float = 0.05  # width of the transition of "discopop"
 
 
 def _sigmoid(pairs: Pairs) -> Tensor:

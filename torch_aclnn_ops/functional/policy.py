@@ -186,21 +186,13 @@ def _check_mask(mask: Tensor) -> None:
 
 
 class _Tokens(NamedTuple):
-    """Tokens of sequences; of masked ones all are 0.
+    """Tokens of sequences, shape (B, T); of masked ones all are 0."""
 
-    Attributes:
-        log_probs: Under the policy, shape (B, T).
-        log_ratios: Those minus the ones under the old policy, shape (B, T).
-        of_sampler: Log-ratios of the old policy and the sampler, capped, shape (B, T), or None.
-        advantages: Shape (B, T) or (B, 1).
-        counts: Whether a token is counted, shape (B, T).
-    """
-
-    log_probs: Tensor
-    log_ratios: Tensor
-    of_sampler: Tensor | None
-    advantages: Tensor
-    counts: Tensor
+    log_probs: Tensor  # under the policy
+    log_ratios: Tensor  # those minus the ones under the old policy
+    of_sampler: Tensor | None  # log-ratios of the old policy and the sampler, capped
+    advantages: Tensor  # shape (B, T) or (B, 1)
+    counts: Tensor  # whether a token is counted
 
 
 class _Options(NamedTuple):

@@ -116,11 +116,7 @@ class Gradients:
             self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
 
     def scratch(self, number: int) -> Tensor | None:
-        """Return the memory of the weight's gradient as a buffer of the logits' dtype, if it is unused until the end.
-
-        Args:
-            number: The number of elements needed; returns ``None`` if the memory is too small.
-        """
+        """Return the memory of the weight's gradient for a number of logits, if it is unused until the end and fits."""
         if self._kept is None or self._weight is None:
             return None
         memory = self._weight.view(-1)[: number * self._head.dtype.itemsize // self._weight.itemsize]
@@ -163,12 +159,9 @@ def logits_buffer(input: Tensor, head: Head, tiling: Tiling, total: Gradients | 
 class KeptRows:
     """The rows that are not ignored.
 
-    Ignored rows are dropped if finding them does not synchronize with a device. Otherwise they are set to zero, so that
-    inf and nan in them do not reach sums in which their coefficient is 0.
-
-    Args:
-        target: class indices, ``IGNORED`` for ignored rows; ``None`` if no row is ignored.
-        rows: the number of rows.
+    Ignored rows, of the target ``IGNORED``, are dropped if finding them does not synchronize with a device. Otherwise
+    they are set to zero, so that inf and nan in them do not reach sums in which their coefficient is 0. Without a
+    target, no row is ignored.
     """
 
     def __init__(self, target: Tensor | None, rows: int) -> None:

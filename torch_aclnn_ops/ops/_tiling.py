@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch_aclnn_ops._tensors import accumulation_dtype
 
@@ -111,7 +111,7 @@ class _Costs:
         return max((max_memory - self.constant - self.sum) // self.row, 0)
 
 
-def tile_rows(
+def _tile_rows(
     function: str,
     sizes: Sizes,
     chunk_size: int | None = None,
@@ -131,21 +131,6 @@ def tile_rows(
         with_gradient: Whether the gradient of the head is needed.
         units: Whether the device has native matrix instructions for the head's dtype.
     """
-    # The calls of a training loop have the same sizes. Symbolic ones cannot be hashed.
-    are_numbers = not torch.compiler.is_compiling() and all([type(size) is int for size in sizes[:3]])
-    tile = _tile_rows_cached if are_numbers else _tile_rows
-    return tile(function, sizes, chunk_size, max_memory, copies, with_gradient, units)
-
-
-def _tile_rows(
-    function: str,
-    sizes: Sizes,
-    chunk_size: int | None,
-    max_memory: int | None,
-    copies: int,
-    with_gradient: bool,
-    units: bool,
-) -> Tiling:
     rows, classes = sizes.rows, sizes.classes
     keeps_gradients = units and with_gradient and max_memory is None and rows <= _KEPT_ROWS_PER_FEATURE * sizes.features
     costs = _Costs(sizes, copies, with_gradient, keeps_gradients)
@@ -166,6 +151,13 @@ def _tile_rows(
 
 
 _tile_rows_cached = lru_cache(_tile_rows)
+
+
+def tile_rows(function: str, sizes: Sizes, *args: Any, **options: Any) -> Tiling:
+    """Choose chunks of rows, of the arguments of :func:`_tile_rows`, once for the calls of a training loop."""
+    # Symbolic sizes cannot be hashed.
+    are_numbers = not torch.compiler.is_compiling() and all([type(size) is int for size in sizes[:3]])
+    return (_tile_rows_cached if are_numbers else _tile_rows)(function, sizes, *args, **options)
 
 
 def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:

@@ -19,7 +19,7 @@ from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat.private import fast_apply
 from torch_aclnn_ops.functional._drop_in import check_no_tangent
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, flat, rounded_by_autocast
-from torch_aclnn_ops.functional._head.shards import VocabularyShards
+from torch_aclnn_ops.functional._head.shards import VocabularyShards, copy_to_group
 from torch_aclnn_ops.functional.linear_cross_entropy.arguments import to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
@@ -223,7 +223,9 @@ def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | Line
     """
     classes, has_z_loss = call.linear_weight.shape[0], call.lse_square_scale != 0
     if vocabulary is not None:
-        call, classes = vocabulary.copy_input(call), vocabulary.shards.total
+        classes = vocabulary.shards.total
+        if vocabulary.reduces_gradient:
+            call = call._replace(input=copy_to_group(call.input, vocabulary.shards.members))
     needs_log_sum_exp = has_z_loss or "logsumexp" in call.outputs
     losses: Tensor
     losses, log_sum_exp, without_class, has_class = _apply(*call[:_DIFFERENTIATED], call, vocabulary, needs_log_sum_exp)

@@ -101,17 +101,11 @@ class SharedVocabulary:
 
     Every rank must make the same call, and differentiate the same function of the results, which are the same on all
     ranks, as are the gradients of input, target and class weights. Those of weight and bias are this rank's.
-
-    Attributes:
-        shards: Which rank has which classes.
-        agreed: What must be the same on all ranks.
-        reduces_gradient: Whether to sum the gradient of the input over the ranks, in one more collective; otherwise it
-            is this rank's partial sum.
     """
 
     shards: VocabularyShards
-    agreed: Agreed
-    reduces_gradient: bool
+    agreed: Agreed  # what must be the same on all ranks
+    reduces_gradient: bool  # whether one more collective sums the gradient of the input, else a partial sum, over ranks
 
     def statistics(self, call: Call) -> Statistics:
         """Reduce the logits of every row to the statistics of all classes; ``call`` has this rank's head."""
@@ -131,12 +125,6 @@ class SharedVocabulary:
         factor = nan_if(disagree, summary.factors.dtype)
         *values, tokens = results
         return Statistics._make((*(None if row is None else row * factor for row in values), tokens))
-
-    def copy_input(self, call: Call) -> Call:
-        """Sum the gradient of the input over the ranks, if they need it."""
-        if not self.reduces_gradient:
-            return call
-        return call._replace(input=copy_to_group(call.input, self.shards.members))
 
     def combine_reduced(self, call: Call, reduced: Reduced) -> Reduced:
         """Combine what CANN's operators reduce this rank's logits to with the other ranks' results.
