@@ -58,11 +58,12 @@ def rows_of(call: Call, classes: int) -> Rows:
     smoothing, ignore_index = call.label_smoothing, call.ignored_class()
     ones = call.input.new_ones(target.shape[0], dtype=accumulation_dtype(call.input.dtype))
     share = outside = None
-    kept: int | None = target.shape[0]
+    is_readable = values_are_readable(target) and not in_dispatch_mode()
+    kept: int | None = target.shape[0] if is_readable else None
     if target.is_floating_point():
         count = weight = ones if token_weight is None else token_weight
         share = distribution_sums(target, class_weight, count.dtype)
-    elif have_classes(target, classes, ignore_index):
+    elif is_readable and have_classes(target, classes, ignore_index):
         count = ones if token_weight is None else token_weight
         weight = count if class_weight is None else count * class_weight[target]
     else:
@@ -74,7 +75,7 @@ def rows_of(call: Call, classes: int) -> Rows:
         # Devices do not raise for an index out of range, so the loss of its row is nan: 0 / 0.
         count = ones * is_kept / is_valid
         outside = ~is_valid if values_are_readable(is_valid) else None
-        kept = None if outside is None or in_dispatch_mode() else int(is_kept.sum())
+        kept = int(is_kept.sum()) if is_readable else None
         if token_weight is not None:
             count = token_weight.where(is_kept, count)
         weight = count
@@ -98,8 +99,8 @@ def rows_of(call: Call, classes: int) -> Rows:
 
 
 def have_classes(target: Tensor, classes: int, ignore_index: int) -> bool:
-    """Return whether it is known that no row is ignored, or has a class index out of range."""
-    if target.shape[0] == 0 or not values_are_readable(target) or in_dispatch_mode():
+    """Return whether no row is ignored, or has a class index out of range, where values can be read."""
+    if target.shape[0] == 0:
         return False
     bounds = target.aminmax()
     lowest, highest = int(bounds.min), int(bounds.max)
