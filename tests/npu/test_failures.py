@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests import test_ema_adam
+from tests._children import run_python
 from tests.npu._operators import CONTRACTS, flat, good_arguments, meaning_of, run_adam, to_npu
 
 pytestmark = pytest.mark.simulator
@@ -91,3 +92,8 @@ def test_the_doctor_says_that_an_operator_that_fails_is_wrong_and_the_others_are
     [wrong] = [outcome for outcome in doctor.check() if not outcome.is_right]
     assert wrong.name == "mse_loss, torch.float32" and "561103" in wrong.detail
     assert all(outcome.is_right for outcome in doctor.check())
+
+
+def test_the_doctor_finds_all_right_with_the_dtypes_that_a_device_takes():
+    result = run_python("-m", "host_npu", "-m", "torch_aclnn_ops.doctor", "--check", HOST_NPU_DTYPES="cann")
+    assert result.returncode == 0, result.stdout

@@ -62,7 +62,7 @@ def formula(
     rows = indices.reshape(-1).long()
     gradients = widen(grad_output).reshape(indices.numel(), dim)
     padding = (rows == padding_idx).unsqueeze(1)
-    total = gradients.new_zeros(num_weights, dim).index_add(0, rows, gradients.masked_fill(padding, 0))
+    total = gradients.new_zeros(num_weights, dim).index_add(0, rows, torch.where(padding, 0, gradients))
     if scale_grad_by_freq:
         counts = gradients.new_zeros(num_weights).index_add(0, rows, torch.ones_like(rows, dtype=gradients.dtype))
         total = total / counts.clamp(min=1).unsqueeze(1)
