@@ -21,7 +21,8 @@ def update(copy: Path) -> None:
         text=True,
     )
     files = {Path(name) for name in listed.stdout.split("\0") if name and (REPOSITORY / name).exists()}
-    for pattern in ("csrc/**/*.*", "host-npu/csrc/**/*.*", "**/tests/**/*.py", "torch_aclnn_ops/**/*.py"):
+    sources = "csrc/**/*.*", "host-npu/csrc/**/*.*", "**/tests/**/*.py", "torch_aclnn_ops/**/*.py"
+    for pattern in (*sources, "benchmarks/**/*.*", "docs/**/*.*"):
         for old in copy.glob(pattern):
             if old.is_file() and old.relative_to(copy) not in files:
                 old.unlink()
