@@ -94,9 +94,7 @@ bool are_torchs() {
     return asked_for;
 }
 
-std::string_view of_cann(at::ScalarType dtype) {
-    return std::ranges::find(kNames, dtype, &Name::dtype)->of_cann;
-}
+std::string_view of_cann(at::ScalarType dtype) { return std::ranges::find(kNames, dtype, &Name::dtype)->of_cann; }
 
 std::string listed(Dtypes dtypes) {
     std::string names;
