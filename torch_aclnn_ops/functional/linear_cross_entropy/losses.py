@@ -138,7 +138,8 @@ def divisors(rows: Rows, call: Call) -> tuple[Tensor | int, Tensor | int, Tensor
     if rows.kept:
         number = rows.kept if call.token_weight is None else count.sum()
         return number if rows.weight is count else rows.weight.sum(), number, None
-    is_empty = (target == IGNORED).all()
+    # Of probabilities no row is ignored; there may be none.
+    is_empty = (torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED).all()
     nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)
     number = rows.weight.sum() + is_empty
     return number, number if count is rows.weight else count.sum() + is_empty, nan_if_empty
