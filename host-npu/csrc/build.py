@@ -11,7 +11,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -172,10 +171,17 @@ def build(
     if not names:
         # What programs include of CANN's interface, and torch_npu's wheel lacks.
         shutil.copytree(SOURCES / "include", destination / "include", dirs_exist_ok=True)
-        if not instrument and builder.runs_here():  # a sanitizer must be in the process from its start
+        # A sanitizer must be in the process from its start, and another machine's libraries cannot be.
+        if not instrument and _machine(linked[0]) == _machine(Path(sys.executable)):
             _declare_formulas(destination)
         (destination / "versions.json").write_text(json.dumps(versions()) + "\n")
     return linked
+
+
+def _machine(program: Path) -> bytes:
+    """Return for which machine an ELF file is."""
+    with program.open("rb") as file:
+        return file.read(20)[18:]
 
 
 def _declare_formulas(destination: Path) -> None:
@@ -237,11 +243,6 @@ class _Builder:
         self.started = time.monotonic()
         self.lock = threading.Lock()  # of what follows, which the compilers' threads share
         self.made: set[Path] = set()  # by a command, in this build
-
-    def runs_here(self) -> bool:
-        """Return whether this machine runs what the compiler makes, and not only another one."""
-        target = subprocess.run([*self.compiler, "-dumpmachine"], capture_output=True, text=True).stdout
-        return target.startswith(platform.machine())
 
     def report(self, library: Library, number: str) -> None:
         """Say that a library is linked, unless it was up to date."""
