@@ -51,11 +51,14 @@ class Case:
     truth: Callable[..., Results] | None = None  # in float64; by default ours
 
 
-def _by_operator(name: str, *results: str) -> Callable[..., Results]:
-    """Call a raw operator, and name its first results."""
+_OURS = torch.ops.torch_aclnn_ops
+
+
+def _by_operator(operators: Any, name: str, *results: str) -> Callable[..., Results]:
+    """Call an operator of a namespace, and name its first results."""
 
     def call(*args: Any) -> Results:
-        found = getattr(torch.ops.torch_aclnn_ops, name)(*args)
+        found = getattr(operators, name)(*args)
         return dict(zip(results, found if isinstance(found, tuple | list) else (found,), strict=False))
 
     return call
@@ -105,14 +108,13 @@ _NUMBERS = {"int": 0, "float": 1.0, "bool": False}
 
 
 def _normal_numbers(name: str, draw: Draw) -> Arguments:
-    types = [str(one.type) for one in getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments]
+    types = [str(one.type) for one in getattr(_OURS, name).default._schema.arguments]
     return tuple(draw.normal(4096) if one == "Tensor" else _NUMBERS[one] for one in types)
 
 
 def _of_aten() -> Iterator[Case]:
     for name in dict.fromkeys([*_OF_ATEN, *(name for name in ops.__all__ if hasattr(torch.ops.aten, name))]):
-        native, ours = getattr(torch.ops.aten, name), _by_operator(name, "gradient")
-        theirs = lambda *args, native=native: {"gradient": native(*args)}  # noqa: E731
+        theirs, ours = (_by_operator(operators, name, "gradient") for operators in (torch.ops.aten, _OURS))
         for distribution, draw in _OF_ATEN.get(
             name, {"normal, 4,096 elements": partial(_normal_numbers, name)}
         ).items():
@@ -142,7 +144,7 @@ def _statistics(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _max_sum(*args: Any) -> Results:
-    return {"statistics": torch.stack(torch.ops.torch_aclnn_ops.fused_linear_online_max_sum(*args)[:3])}
+    return {"statistics": torch.stack(_OURS.fused_linear_online_max_sum(*args)[:3])}
 
 
 def _torchs_max_sum(input: Tensor, head: Tensor, target: Tensor, *_: object) -> Results:
@@ -196,7 +198,7 @@ def _linear_cross_entropies(distribution: str, by: float) -> list[Case]:
         f"fused_{name}"
         for name in ("linear_online_max_sum", "cross_entropy_loss_with_max_sum", "linear_cross_entropy_loss_grad")
     )
-    our_loss, our_gradients = _by_operator(loss, "loss", "softmax"), _by_operator(gradients, *_GRADIENTS)
+    our_loss, our_gradients = _by_operator(_OURS, loss, "loss", "softmax"), _by_operator(_OURS, gradients, *_GRADIENTS)
     whole = f"{distribution}, mean of 4,096"
     return [
         Case(max_sum, distribution, lambda d: (*_linear(d, by), 0, _CLASSES, False), _max_sum, _torchs_max_sum),
