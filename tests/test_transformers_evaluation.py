@@ -1,6 +1,7 @@
 """Evaluation of patched models with ``eval_logits=False``: the loss of the model as it was, without logits."""
 
 import copy
+import warnings
 from contextlib import nullcontext
 
 from torch_aclnn_ops.integrations.transformers import patch_model
@@ -125,10 +126,21 @@ def test_a_trainer_evaluates_without_logits(tmp_path):
     assert found == pytest.approx(expected, rel=2e-5) and largest.elements < LOGITS
 
 
-def test_a_trainer_with_metrics_gets_no_predictions(tmp_path):
-    trainer = make_trainer(tmp_path, _patch(make()), average=False)
+def test_a_trainer_with_metrics_gets_no_predictions_and_a_warning(tmp_path):
+    trainer = make_trainer(tmp_path, _patch(make()))
     trainer.compute_metrics = lambda given: {"size": len(given.predictions)}
-    assert trainer.evaluate()["eval_size"] == 0
+    with pytest.warns(UserWarning, match="compute_metrics gets no logits, .* call patch_model.*eval_logits=True"):
+        assert trainer.evaluate()["eval_size"] == 0
+
+
+@pytest.mark.parametrize(("eval_logits", "smoothing"), [(True, 0.0), (False, 0.1)])
+def test_a_trainer_whose_metrics_get_logits_is_not_warned(eval_logits, smoothing, tmp_path):
+    model = patch_model(make(), chunk_size=CHUNK, eval_logits=eval_logits)
+    trainer = make_trainer(tmp_path, model, label_smoothing_factor=smoothing)
+    trainer.compute_metrics = lambda given: {"size": len(given.predictions)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trainer.evaluate()["eval_size"] == len(trainer.eval_dataset)
 
 
 def test_after_a_forward_pass_that_raises_logits_are_returned_as_ever():

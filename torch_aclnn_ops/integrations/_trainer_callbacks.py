@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops.integrations._materializations import PATCH
 from torch_aclnn_ops.integrations._trainers import (
     StepReport,
     ema_optimizers,
@@ -31,8 +32,8 @@ class EmaCallback(TrainerCallback):
 
     A warning is emitted if ``ema_decay`` is so large that the EMA weights at the end of training are still close to the
     initial weights; if ``TrainingArguments.learning_rate`` is set, but the optimizer has another ``lr``, because the
-    Trainer ignores ``learning_rate`` then; and if training resumes from a checkpoint of ``save_only_model``, which has
-    no optimizer state.
+    Trainer ignores ``learning_rate`` then; if training resumes from a checkpoint of ``save_only_model``, which has no
+    optimizer state; and if ``compute_metrics`` gets no logits because of ``patch_model(eval_logits=False)``.
 
     Args:
         trainer: The trainer, because transformers does not pass it to callbacks.
@@ -61,6 +62,7 @@ class EmaCallback(TrainerCallback):
         trainer.evaluation_loop = self._evaluate
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        _warn_of_missing_logits(self._trainer)
         # The optimizer's EMA weights are the latest, not the best.
         optimizers = [] if self._has_best_ema_params else ema_optimizers([self._trainer.optimizer])
         with swapped(optimizers, self._trainer.model):
@@ -120,6 +122,18 @@ def _warn_of_lost_ema_params(optimizer: Any, step: int) -> None:
         warnings.warn(
             f"EmaCallback: training resumes at step {step} from a checkpoint without the optimizer's state, so the"
             " moments restart, and the EMA starts from the weights; save checkpoints with save_only_model=False",
+            stacklevel=2,
+        )
+
+
+def _warn_of_missing_logits(trainer: Any) -> None:
+    """Warn if ``compute_metrics`` gets no logits, because the Trainer's model was patched to return none."""
+    patches = [vars(one)[PATCH] for one in trainer.model.modules() if PATCH in vars(one)]
+    has_labels = not trainer.args.label_smoothing_factor  # for which the Trainer calls the model without them
+    if trainer.compute_metrics is not None and has_labels and not all(one.record.eval_logits for one in patches):
+        warnings.warn(
+            "EmaCallback: compute_metrics gets no logits, because patch_model was called with eval_logits=False; call"
+            " patch_model(model, eval_logits=True)",
             stacklevel=2,
         )
 

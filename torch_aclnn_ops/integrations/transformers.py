@@ -86,7 +86,8 @@ def patch_model(
             ``chunk_size``.
         eval_logits: Return logits beside the loss in ``eval()`` and under ``no_grad``. With False, a call with
             ``labels`` computes the loss as in training and its ``logits`` are None. A ``Trainer`` with
-            ``compute_metrics`` needs True: otherwise its predictions are the model's other outputs, or empty.
+            ``compute_metrics`` needs True: otherwise its predictions are the model's other outputs, or empty, of which
+            :class:`EmaCallback` warns.
         lazy_without_labels: Return lazy logits in training without ``labels`` too, for a loss that the program computes
             itself, such as a ``Trainer``'s ``compute_loss_func`` or ``label_smoothing_factor``. It saves memory if it
             is the cross entropy, or ``log_softmax`` followed by ``nll_loss`` or by ``gather`` and ``sum`` over the
