@@ -5,6 +5,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._tensors import DTYPES, is_dtensor, local
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update, update
@@ -58,7 +59,7 @@ def fused_ema_adam(
         found_inf: One-element tensor; if it is nonzero, the step is skipped and the step counts are unchanged.
 
     Raises:
-        TypeError: An option has the wrong type.
+        TypeError: An argument has the wrong type.
         ValueError: An option is out of range, or lists or tensors do not match.
 
     Example:
@@ -139,8 +140,13 @@ def _check_tensors(tensors: TensorLists) -> None:
     """Check that all lists have the same length, and that the tensors of each parameter match."""
     params = tensors.params
     for name, listed in zip(tensors._fields[:6], tensors, strict=False):
+        if not hasattr(listed, "__len__"):
+            raise TypeError(f"fused_ema_adam: {name} must be a list of tensors, but it is {describe(listed)}")
         if len(listed) != len(params):
             raise ValueError(f"fused_ema_adam: {name} has {len(listed)} tensors, but params has {len(params)}")
+        for i, tensor in enumerate(listed):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"fused_ema_adam: {name}[{i}] must be a Tensor, but it is {describe(tensor)}")
     for i, (step, param) in enumerate(zip(tensors.steps, params, strict=True)):
         if step.dtype != torch.int64 or step.numel() != 1 or step.device != param.device:
             raise ValueError(
