@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
@@ -28,6 +29,9 @@ _CANN_LIBRARIES = (
     "libacl_op_compiler.so",
     "libacl_tdt_channel.so",
 )
+
+# CANN's numbers of ND, NCHW, NHWC, NCDHW and NCL, whose elements are where the strides say.
+_BASE_FORMATS = (2, 0, 1, 30, 47)
 
 # If both torch's CUDA library and torch_npu call this torch function (since 2.12), they register the same settings,
 # and the second registration aborts the process.
@@ -50,6 +54,11 @@ def is_installed() -> bool:
 def is_imported() -> bool:
     """Return whether torch_npu is imported."""
     return sys.modules.get("torch_npu") is not None
+
+
+def has_private_format(tensor: Any) -> bool:
+    """Return whether a tensor is on an NPU in a format such as FRACTAL_NZ; the extension has the same function."""
+    return tensor.device.type == "npu" and sys.modules["torch_npu"].get_npu_format(tensor) not in _BASE_FORMATS
 
 
 def finds_cann() -> bool:

@@ -3,12 +3,15 @@
 import re
 
 from torch_aclnn_ops import _extension, ops
+from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
+from torch import nn
 
 from tests import test_ema_adam
 from tests._contract import Maker
+from tests._optim import assert_all_equal, states_of, step_with, weights_of
 from tests.npu._operators import (
     CONTRACTS,
     checked_values,
@@ -140,3 +143,42 @@ def test_unsupported_dtypes_raise(dtype):
 @pytest.mark.parametrize("change, sentence", test_ema_adam.SHARED.values(), ids=test_ema_adam.SHARED)
 def test_adam_raises_for_shared_memory_before_anything_is_written(change, sentence):
     test_ema_adam.check_shared_memory_raises(change, sentence, "npu")
+
+
+@pytest.fixture
+def internal_formats():
+    torch.npu.config.allow_internal_format = True
+    yield
+    torch.npu.config.allow_internal_format = False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("moment", ["first step", "later", "without a gradient"])
+def test_a_parameter_in_a_private_format_is_named_before_a_step_writes(moment, dtype, internal_formats):
+    import torch_npu
+
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(20, 40)).to("npu", dtype)
+    optimizer = FusedEmaAdam(model.named_parameters(), lr=0.1)
+    if moment == "later":
+        step_with(optimizer)
+    elif moment == "without a gradient":
+        optimizer.step()
+    before = weights_of(model), states_of(optimizer)
+    model[1].weight.data = torch_npu.npu_format_cast(model[1].weight.data, 29)
+    with pytest.raises(RuntimeError, match=r"parameter '1.weight' must not be in a private format.*npu_format_cast"):
+        step_with(optimizer)
+    assert_all_equal(weights_of(model), before[0])
+    assert_all_equal(states_of(optimizer), before[1])
+    model[1].weight.data = torch_npu.npu_format_cast(model[1].weight.data, 2)
+    step_with(optimizer)
+    assert not torch.equal(model[1].weight, before[0][2])
+
+
+def test_a_parameter_in_a_private_format_is_flattened(internal_formats):
+    import torch_npu
+
+    weights = [nn.Parameter(torch.ones(32, 32, device="npu")) for _ in range(2)]
+    weights[0].data = torch_npu.npu_format_cast(weights[0].data, 29)
+    optimizer = FusedEmaAdam(weights, lr=0.1, flatten=True)
+    step_with(optimizer)
+    assert torch.equal(*weights) and not torch.equal(weights[0], torch.ones_like(weights[0]))

@@ -16,7 +16,7 @@ from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
 from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
-from torch_aclnn_ops.optim.memory import check_memory, check_no_shared_memory, keep_once
+from torch_aclnn_ops.optim.memory import check_formats, check_memory, check_no_shared_memory, keep_once
 from torch_aclnn_ops.optim.options import EmaSchedule, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
     CachedState,
@@ -224,6 +224,7 @@ class FusedEmaAdam(EmaOptimizer):
         have_moved = not self._placement.is_current(self.param_groups)
         if have_moved:
             check_memory(self.param_groups, self.state)
+            check_formats(self.param_groups, self._flatten)
         own = [i for i, one in self._flat_groups.items() if one.has_own_grads()]  # each group notes it for this step
         _steps.check_gradients(self.param_groups, [] if have_moved else own)
         grad_scale, found_inf = _steps.grad_scaling(self, **scaler)
