@@ -1,8 +1,11 @@
-"""Modes that see the operators of torch that are called, and what these return."""
+"""Modes that see the operators and functions of torch that are called, and what these return."""
+
+from typing import Any
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +19,18 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.operators.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionCalls(TorchFunctionMode):
+    """Keeps the functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[Any] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.functions.append(func)
         return func(*args, **(kwargs or {}))
 
 

@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 if _torch_npu.why_unavailable() is not None:
     # For programs that the tests run and that import torch first.
@@ -115,4 +116,12 @@ def mesh_of_one() -> Iterator[DeviceMesh]:
     """A mesh of this process alone, on the CPU."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def group_of_two() -> Iterator[torch.distributed.ProcessGroup]:
+    """A group of which this process is the first of two, whose collectives do nothing."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()

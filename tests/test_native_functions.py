@@ -14,7 +14,7 @@ import torch
 from torch._C._functorch import get_unwrapped
 
 from tests._contract import HALF_DTYPES
-from tests._modes import Calls
+from tests._modes import Calls, FunctionCalls
 
 _VALUES = torch.tensor([[0.125, 0.5, 0.75, 1.0], [0.25, 0.625, 0.0, 0.375]])
 _TARGET = torch.tensor([[0.25, 1.0, 0.0, 0.5], [0.75, 0.5, 0.25, 1.0]])
@@ -330,14 +330,7 @@ def test_cpp_leaves_other_calls_to_python(call, in_cpp):
 
 
 def test_a_function_mode_sees_torchs_functions_of_few_logits(in_cpp):
-    seen = []
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    with Mode():
+    with FunctionCalls() as calls:
         ours.linear_cross_entropy(_ROWS, _HEAD, _CLASSES)
-    assert {torch.nn.functional.linear, torch.nn.functional.cross_entropy} <= set(seen)
+    assert {torch.nn.functional.linear, torch.nn.functional.cross_entropy} <= set(calls.functions)
     assert in_cpp == [False]

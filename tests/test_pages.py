@@ -8,7 +8,6 @@ from torch_aclnn_ops import ops
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 
 import pytest
-import torch
 
 from benchmarks import _report, errors
 from benchmarks._figures import put_between
@@ -34,11 +33,8 @@ RUNNING_PAGES = sorted(
 
 
 @pytest.fixture
-def group():
-    """A group of this process alone."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield {"group": torch.distributed.group.WORLD}
-    torch.distributed.destroy_process_group()
+def group(mesh_of_one):
+    return {"group": mesh_of_one.get_group()}
 
 
 @pytest.fixture

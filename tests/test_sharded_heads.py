@@ -6,11 +6,9 @@ from torch_aclnn_ops import functional as F
 
 import pytest
 import torch
-import torch.distributed as dist
 from host_npu.testing import run
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _sharded_heads as cases
 from tests._distributed import groups, selected
@@ -59,14 +57,6 @@ def test_loss_and_gradients_equal_one_process_with_the_full_batch(found, group, 
             torch.testing.assert_close(mine, expected, rtol=relative, atol=absolute * largest)
 
 
-@pytest.fixture(scope="module")
-def first_of_two():
-    """This process as the first of two, whose collectives do nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
-
-
 def _call(model, linear_weight, **options):
     tokens, targets = torch.tensor([1, 2]), torch.tensor([2, 3])
     return F.linear_cross_entropy(model(tokens), linear_weight, targets, **options)
@@ -79,7 +69,7 @@ def _call(model, linear_weight, **options):
         ((1, 2), r"on a mesh of shape \(1, 2\); if it is sharded by fully_shard"),
     ],
 )
-def test_a_head_sharded_by_fsdp2_raises_without_fsdp_module(first_of_two, shape, sentence):
+def test_a_head_sharded_by_fsdp2_raises_without_fsdp_module(group_of_two, shape, sentence):
     model = cases.Model()
     fully_shard(model.head, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("a", "b")[: len(shape)]))
     with pytest.raises(ValueError, match=sentence):
@@ -87,9 +77,9 @@ def test_a_head_sharded_by_fsdp2_raises_without_fsdp_module(first_of_two, shape,
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_every_rank_checks_max_memory_for_the_largest_shard(first_of_two, requires_grad):
+def test_every_rank_checks_max_memory_for_the_largest_shard(group_of_two, requires_grad):
     head = torch.rand(2, cases.FEATURES, requires_grad=requires_grad)
-    options = {"process_group": dist.group.WORLD, "vocab_sizes": (2, 60000), "max_memory": 100_000}
+    options = {"process_group": group_of_two, "vocab_sizes": (2, 60000), "max_memory": 100_000}
     with pytest.raises(ValueError, match="max_memory must be at least [0-9]{6} bytes"):
         F.linear_cross_entropy(torch.rand(4, cases.FEATURES), head, torch.zeros(4).long(), **options)
 
@@ -109,14 +99,14 @@ def test_the_module_must_be_one_that_has_the_head():
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
-def test_a_head_sharded_by_fsdp1_raises_with_fsdp_module(first_of_two, use_orig_params):
+def test_a_head_sharded_by_fsdp1_raises_with_fsdp_module(group_of_two, use_orig_params):
     model = FullyShardedDataParallel(cases.Model(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
     sentence = r"FullyShardedDataParallel \(FSDP1\) unshards weights in its forward pass"
     with pytest.raises(TypeError, match=f"fsdp_module must be a module that fully_shard has sharded; {sentence}"):
         F.linear_cross_entropy(torch.ones(2, 6), next(model.parameters()), torch.tensor([2, 3]), fsdp_module=model)
 
 
-def test_the_flat_shard_of_an_fsdp1_head_raises_with_a_remedy(first_of_two):
+def test_the_flat_shard_of_an_fsdp1_head_raises_with_a_remedy(group_of_two):
     model = cases.Model()
     model.head = FullyShardedDataParallel(model.head, device_id=torch.device("cpu"), use_orig_params=True)
     sentence = r"linear_weight must have shape \(C, 6\).* FullyShardedDataParallel \(FSDP1\) unshards weights in its"

@@ -9,8 +9,6 @@ from torch_aclnn_ops.integrations.transformers import patch_model
 import peft
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests._language_models import CHUNK, FAMILIES, LOGITS, batch, make
@@ -157,12 +155,8 @@ def test_after_a_forward_pass_that_raises_logits_are_returned_as_ever():
 
 
 @pytest.mark.parametrize("is_head_sharded_alone", [False, True])
-def test_a_fully_sharded_model_computes_the_loss_without_logits(is_head_sharded_alone):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh, model = init_device_mesh("cpu", (1,)), _patch(make())
-        for module in [model.lm_head] * is_head_sharded_alone + [model]:
-            fully_shard(module, mesh=mesh)
-        _assert_loss_is_that_of(make().eval(), model.eval())
-    finally:
-        dist.destroy_process_group()
+def test_a_fully_sharded_model_computes_the_loss_without_logits(is_head_sharded_alone, mesh_of_one):
+    model = _patch(make())
+    for module in [model.lm_head] * is_head_sharded_alone + [model]:
+        fully_shard(module, mesh=mesh_of_one)
+    _assert_loss_is_that_of(make().eval(), model.eval())

@@ -10,7 +10,6 @@ from torch_aclnn_ops.integrations.transformers import patch_model
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
@@ -124,17 +123,13 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 @pytest.mark.filterwarnings("ignore:.*FullyShardedDataParallel:FutureWarning")
-def test_a_wrapper_that_searches_the_outputs_finds_logits_with_one_warning(wrap):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = WithOwnLoss(wrap(_patch(make())))
-        with pytest.warns(UserWarning, match="saves no memory: it was called in training without labels in a wrapper"):
-            loss = model(**batch())["loss"]
-        loss.backward()
-        found = {name: one.grad for name, one in model.named_parameters()}
-        for name, gradient in Step(WithOwnLoss(make())).gradients.items():
-            [wrapped] = [one for one in found if re.sub(r"module\.|_fsdp_wrapped_", "", one) == name]
-            whole = found[wrapped].full_tensor() if hasattr(found[wrapped], "full_tensor") else found[wrapped]
-            torch.testing.assert_close(whole, gradient, rtol=1e-4, atol=1e-6)
-    finally:
-        dist.destroy_process_group()
+def test_a_wrapper_that_searches_the_outputs_finds_logits_with_one_warning(wrap, mesh_of_one):
+    model = WithOwnLoss(wrap(_patch(make())))
+    with pytest.warns(UserWarning, match="saves no memory: it was called in training without labels in a wrapper"):
+        loss = model(**batch())["loss"]
+    loss.backward()
+    found = {name: one.grad for name, one in model.named_parameters()}
+    for name, gradient in Step(WithOwnLoss(make())).gradients.items():
+        [wrapped] = [one for one in found if re.sub(r"module\.|_fsdp_wrapped_", "", one) == name]
+        whole = found[wrapped].full_tensor() if hasattr(found[wrapped], "full_tensor") else found[wrapped]
+        torch.testing.assert_close(whole, gradient, rtol=1e-4, atol=1e-6)

@@ -218,15 +218,7 @@ def test_a_wrapper_with_sharded_weights_raises_with_a_remedy(found, wrapper):
     assert re.search(SENTENCES[wrapper], found[wrapper])
 
 
-@pytest.fixture
-def group_of_one():
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_a_loss_outside_of_ddps_static_graph_raises_because_ddp_would_not_average_its_gradients(group_of_one):
+def test_a_loss_outside_of_ddps_static_graph_raises_because_ddp_would_not_average_its_gradients(mesh_of_one):
     model = DistributedDataParallel(patch_model(make()), static_graph=True)
     inputs = share(0)
     model(**inputs).loss.backward()

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from host_npu.testing import run
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _vocab_parallel as cases
 from tests._children import run_code
@@ -65,14 +64,6 @@ def test_results_equal_those_of_one_process(found, name):
             assert _error(tensor, truth[key]) <= _error(single[key], truth[key]) + tolerance, key
 
 
-@pytest.fixture(scope="module")
-def two_ranks():
-    """This process as the first of two, whose collectives do nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 INPUT, HEAD, TARGET = torch.ones(3, 2), torch.zeros(4, 2), torch.tensor([0, 7, 5])
 
 GROUP = "process_group must be None or a torch.distributed.ProcessGroup that contains this process"
@@ -113,9 +104,9 @@ ERROR_INPUTS = {
 
 
 @pytest.mark.parametrize("error_input", ERROR_INPUTS)
-def test_invalid_arguments_raise_a_clear_error(two_ranks, error_input):
+def test_invalid_arguments_raise_a_clear_error(group_of_two, error_input):
     changed, error, sentence = ERROR_INPUTS[error_input]
-    arguments = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, "process_group": two_ranks}
+    arguments = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, "process_group": group_of_two}
     arguments |= {"vocab_sizes": (4, 4)} | changed
     with pytest.raises(error, match=sentence):
         F.linear_cross_entropy(**arguments)
@@ -158,30 +149,30 @@ DTENSOR_ERROR_INPUTS = {
 
 
 @pytest.mark.parametrize("error_input", DTENSOR_ERROR_INPUTS)
-def test_other_placements_raise_a_clear_error(two_ranks, error_input):
+def test_other_placements_raise_a_clear_error(group_of_two, error_input):
     make, sentence = DTENSOR_ERROR_INPUTS[error_input]
     arguments = {"input": INPUT, "linear_weight": _dtensor(HEAD, Shard(0)), "target": TARGET}
-    arguments |= {"process_group": two_ranks} | make()
+    arguments |= {"process_group": group_of_two} | make()
     with pytest.raises(ValueError, match=f"linear_cross_entropy: .*{sentence}"):
         F.linear_cross_entropy(**arguments)
 
 
-def test_compiled_code_needs_the_sizes(two_ranks):
+def test_compiled_code_needs_the_sizes(group_of_two):
     compiled = torch.compile(F.linear_cross_entropy, fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="vocab_sizes must be given under torch.compile"):
-        compiled(INPUT, HEAD, TARGET, process_group=two_ranks)
+        compiled(INPUT, HEAD, TARGET, process_group=group_of_two)
 
 
-def test_a_transform_inside_a_compiled_function_raises(two_ranks):
+def test_a_transform_inside_a_compiled_function_raises(group_of_two):
     def loss(input):
-        return F.linear_cross_entropy(input, HEAD, TARGET, process_group=two_ranks, vocab_sizes=(4, 4))
+        return F.linear_cross_entropy(input, HEAD, TARGET, process_group=group_of_two, vocab_sizes=(4, 4))
 
     compiled = torch.compile(torch.func.grad(loss), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="process_group must be None where torch.compile traces a transform"):
         compiled(INPUT)
 
 
-def test_batched_gradients_raise(two_ranks):
+def test_batched_gradients_raise(group_of_two):
     input, head, target = torch.randn(3, 4, requires_grad=True), torch.zeros(5, 4), torch.arange(3)
     options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, 5)}
     loss = F.linear_cross_entropy(input, head, target, **options)

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from tests._contract import HALF_DTYPES
-from tests._modes import Calls
+from tests._modes import Calls, FunctionCalls
 from tests.npu._operators import each_contract, each_differentiable, each_mutable, flat, good_arguments, to_npu
 
 
@@ -146,16 +146,9 @@ class TestEntry:
 
         one = torch.rand(3).npu()
         assert isinstance(self.operator(one.as_subclass(Marked), one, one, 0), Marked)
-        seen = []
-
-        class Mode(torch.overrides.TorchFunctionMode):
-            def __torch_function__(self, function, types, args=(), kwargs=None):
-                seen.append(function)
-                return function(*args, **(kwargs or {}))
-
-        with Mode():
+        with FunctionCalls() as calls:
             self.operator(one, one, one, 0)
-        assert self.operator in seen or self.operator.default in seen
+        assert self.operator in calls.functions or self.operator.default in calls.functions
 
     def test_optional_and_keyword_only_arguments(self):
         one = torch.rand(3).npu()
