@@ -23,14 +23,15 @@ GROUP_OPTIONS |= {"ema_decay": 0.5, "ema_warmup": "ratio", "ema_start_step": 2, 
 
 
 class Weights(nn.Module):
-    """Parameters of several shapes and layouts."""
+    """Parameters of several shapes and layouts; with the last one's, torch's fused kernels are wrong."""
 
-    def __init__(self, dtype=torch.float64, seed=0):
+    def __init__(self, dtype=torch.float64, seed=0, is_last_transposed=True):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         shapes = [(4, 3), (), (0, 2), (5,), (2, 3, 1)]
         weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-        weights.append(torch.randn(3, 4, generator=generator, dtype=torch.float64).T)
+        last = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+        weights.append(last.T if is_last_transposed else last)
         self.weights = nn.ParameterList(nn.Parameter(weight.to(dtype)) for weight in weights)
 
     def set_gradients(self, step):

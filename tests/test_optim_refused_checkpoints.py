@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
 from tests._failing_steps import Failed, FailOperators
-from tests._optim import assert_all_equal, states_of, weights_of
+from tests._optim import assert_all_equal, contents_of, step_with
 
 CONFIGURATIONS = {
     "float32": (torch.float32, {}),
@@ -31,21 +31,16 @@ class Run:
     def __init__(self, configuration="masters flat", steps=3, seed=0, **options):
         dtype, more = CONFIGURATIONS[configuration]
         torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(dtype)
-        groups = [{"params": layer.parameters()} for layer in self.model]
+        groups = [{"params": layer.to(dtype).parameters()} for layer in (nn.Linear(4, 3), nn.Linear(3, 2))]
         self.optimizer = FusedEmaAdam(groups, **{"lr": 0.1, "ema_decay": 0.9, **more, **options})
         self.train(steps)
 
     def train(self, steps):
         for step in range(steps):
-            torch.manual_seed(step)
-            self.optimizer.zero_grad()
-            inputs = torch.randn(5, 4, dtype=self.model[0].weight.dtype)
-            self.model(inputs).square().mean().backward()
-            self.optimizer.step()
+            step_with(self.optimizer, step - 0.5)
 
     def tensors(self):
-        return weights_of(self.model) + states_of(self.optimizer)
+        return contents_of(self.optimizer)
 
     def objects(self):
         """The objects themselves: what is unchanged is also not replaced."""

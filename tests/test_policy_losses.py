@@ -69,7 +69,7 @@ CORRECTIONS = {
 }
 
 
-def _given():
+def four_log_probs():
     """Log-probabilities under the policy, the old one, the sampler and the reference, and advantages of tokens."""
     policy = -draw(SEQUENCES, TOKENS, seed=1).abs()
     others = [policy + scale * draw(SEQUENCES, TOKENS, seed=seed) for scale, seed in ((0.4, 2), (0.5, 3), (0.6, 4))]
@@ -81,7 +81,7 @@ def _given():
 def test_a_variant_is_the_formula_of_its_paper(name, correction):
     loss_type, options, of_formula = VARIANTS[name]
     more, of_correction = CORRECTIONS[correction]
-    (policy, old, sampler, reference), advantages = _given(), draw(SEQUENCES, seed=5)
+    (policy, old, sampler, reference), advantages = four_log_probs(), draw(SEQUENCES, seed=5)
     sampler = sampler if correction == "sampler" else None
     losses = [
         variant(
@@ -112,7 +112,7 @@ def test_a_variant_is_the_formula_of_its_paper(name, correction):
 @pytest.mark.parametrize("name", ["SAPO", "SAPO of sequences", "LUSPO"])
 def test_a_variant_whose_ratio_has_a_gradient_passes_gradcheck(name):
     loss_type, options, _ = VARIANTS[name]
-    policy, old, _, reference = _given()
+    policy, old, _, reference = four_log_probs()
     more = {"old_log_probs": old, "reference_log_probs": reference, "beta": 0.3, "is_kl_corrected": True, **options}
     function = partial(F.grpo_loss, advantages=draw(SEQUENCES, seed=5), mask=MASK, loss_type=loss_type, **more)
     assert gradcheck(function, [policy]) and gradgradcheck(function, [policy])
@@ -121,7 +121,7 @@ def test_a_variant_whose_ratio_has_a_gradient_passes_gradcheck(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_compiles_and_16_bits_are_computed_in_float32(name):
     loss_type, options, _ = VARIANTS[name]
-    given = [one.detach().bfloat16() for one in _given()]
+    given = [one.detach().bfloat16() for one in four_log_probs()]
     names = ("old_log_probs", "sampler_log_probs", "reference_log_probs")
 
     def loss(policy, *others):
@@ -138,7 +138,7 @@ def test_a_variant_compiles_and_16_bits_are_computed_in_float32(name):
 
 def test_the_weights_of_vespo_are_those_of_trl():
     trainer = pytest.importorskip("trl", minversion="1.16").GRPOTrainer
-    (policy, old, sampler, _), advantages = _given(), draw(SEQUENCES, 1, seed=5)
+    (policy, old, sampler, _), advantages = four_log_probs(), draw(SEQUENCES, 1, seed=5)
     ratios = ((old - sampler) * MASK).exp().clamp(max=1.2)
     weights = trainer.get_gamma_weights(advantages, policy.detach() - old, MASK, ratios)
     found = F.grpo_loss(

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
+from tests import test_policy_losses as policies
+from tests import test_preference_losses as preferences
 from tests._linear_kl_div import DIVERGENCES, REDUCED, ROWS, TARGET, head_of_teacher, results, student, teacher
 from tests.npu._operators import checked_values
 
@@ -61,51 +63,39 @@ def test_explain_says_that_cann_has_no_operator():
     assert said.startswith("linear_kl_div: PyTorch fallback, because CANN has no operator for it; gradients with")
 
 
-SEQUENCES, TOKENS = 4, 6
-MASK = torch.arange(TOKENS) < torch.tensor([[6], [3], [1], [0]])
-DPO = {name: {} for name in "sigmoid hinge ipo nca_pair bco_pair sppo_hard apo_zero apo_down discopop".split()}
-DPO |= {name: {"label_smoothing": 0.1} for name in ("robust", "exo_pair")}
-GRPO = {
-    "clip": {"delta": 1.5, "beta": 0.1},
-    "sequences": {"importance": "sequence", "epsilon_high": 0.3},
-    "LUSPO": {"importance": "sequence", "reduction": "constant", "length": 1},
-    "cispo": {"loss_type": "cispo", "delta": 1.3},
-    "sapo": {"loss_type": "sapo"},
-    "vespo": {"loss_type": "vespo", "beta": 0.1, "is_kl_corrected": True},
-    "not reduced": {"reduction": "none"},
-    "of a batch": {"reduction": "token", "num_items_in_batch": 20.0},
-}
+def _leaf(values, device, dtype):
+    return values.detach().to(device, dtype).requires_grad_()
 
 
-def _draw(*shape, seed):
-    return -torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).abs()
+def _of_pairs(name, device, dtype):
+    function, _, number = preferences.FORMULAS[name]
+    policy, *others = (_leaf(one, device, dtype) for one in preferences.log_probs(number))
+    return policy, function(policy, *(one.detach() for one in others))
 
 
-def _dpo(device, dtype, **options):
-    policy, *others = [_draw(SEQUENCES, seed=seed).to(device, dtype) for seed in range(4)]
-    policy.requires_grad_()
-    return policy, F.dpo_loss(policy, *others, beta=0.3, **options)
+def _kto(clamp_kl, device, dtype):
+    policy, reference = (_leaf(one, device, dtype) for one in preferences.log_probs(2))
+    desirable = torch.arange(preferences.PAIRS, device=device) % 3 == 0
+    kl = torch.tensor(-0.2, device=device)
+    return policy, F.kto_loss(policy, reference.detach(), desirable, kl, clamp_kl=clamp_kl)
 
 
-def _kto(device, dtype, **options):
-    policy, reference = [_draw(SEQUENCES, seed=seed).to(device, dtype) for seed in range(2)]
-    policy.requires_grad_()
-    desirable = torch.tensor([True, False, False, True], device=device)
-    return policy, F.kto_loss(policy, reference, desirable, torch.tensor(-0.2, device=device), **options)
+def _of_policy(name, reduction, device, dtype):
+    loss_type, options, _ = policies.VARIANTS[name]
+    policy, *others = (_leaf(one, device, dtype) for one in policies.four_log_probs())
+    names = ("old_log_probs", "sampler_log_probs", "reference_log_probs")
+    tensors = dict(zip(names, (one.detach() for one in others), strict=True))
+    advantages, mask = (one.to(device, dtype) for one in (policies.draw(policies.SEQUENCES, seed=5), policies.MASK))
+    options = {"beta": 0.1, "sampler_cap": 1.2, "is_kl_corrected": True, **options, **reduction}
+    return policy, F.grpo_loss(policy, advantages, mask, loss_type=loss_type, **tensors, **options)
 
 
-def _grpo(device, dtype, **options):
-    policy, old, reference, sampler = [_draw(SEQUENCES, TOKENS, seed=seed).to(device, dtype) for seed in range(4)]
-    policy.requires_grad_()
-    others = {"old_log_probs": old, "reference_log_probs": reference, "sampler_log_probs": sampler}
-    advantages = torch.linspace(-1, 1, SEQUENCES, device=device)
-    return policy, F.grpo_loss(policy, advantages, MASK.to(device), **others, **options)
-
-
+REDUCTIONS = [{}, {"reduction": "none", "length": None}, {"reduction": "token", "length": None}]
+REDUCTIONS.append({**REDUCTIONS[-1], "num_items_in_batch": 20.0})
 LOSSES = {
-    **{f"dpo, {name}": partial(_dpo, loss_type=name, **options) for name, options in DPO.items()},
-    **{f"kto, {clamped}": partial(_kto, clamp_kl=clamped) for clamped in (True, False)},
-    **{f"grpo, {name}": partial(_grpo, **options) for name, options in GRPO.items()},
+    **{name: partial(_of_pairs, name) for name in preferences.FORMULAS},
+    **{f"kto, {clamped}": partial(_kto, clamped) for clamped in (True, False)},
+    **{f"{name}, {given}": partial(_of_policy, name, given) for name in policies.VARIANTS for given in REDUCTIONS},
 }
 
 
