@@ -10,12 +10,16 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from tests._contract import HALF_DTYPES, Maker
+
+# What no argument is, by how errors describe it; but an integer or an optional tensor may be one of them.
+NO_TENSORS = {"None": None, "3": 3, "0.5": 0.5, "'x'": "x", "of type list": [1.0], "of type ndarray": np.ones((8, 4))}
 
 
 @dataclass(frozen=True)
@@ -223,15 +227,20 @@ class RawOperatorContract:
         with pytest.raises((TypeError, RuntimeError), match=self.OPERATOR.name):
             calls[change]()
 
-    def test_a_missing_tensor_raises_with_its_name(self) -> None:
+    @pytest.mark.parametrize("described", NO_TENSORS)
+    def test_an_argument_of_another_type_raises_with_its_name(self, described: str) -> None:
         arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
         for i, argument in enumerate(self.OPERATOR.overload._schema.arguments[: len(arguments)]):
-            if str(argument.type) != "Tensor":
+            is_tensor = str(argument.type) == "Tensor"
+            if described == ("3" if argument.type.kind() in ("IntType", "BoolType") else "None") and not is_tensor:
                 continue
-            without = (*arguments[:i], None, *arguments[i + 1 :])
-            for operator in (self.OPERATOR, self.OPERATOR.overload):
-                with pytest.raises(TypeError, match=f"{self.OPERATOR.name}: {argument.name} must be a Tensor"):
-                    operator(*without)
+            wrong = (*arguments[:i], NO_TENSORS[described], *arguments[i + 1 :])
+            sentence = f"^{self.OPERATOR.name}: {argument.name} must be .*, but it is {described}$"
+            # What else it is given, an overload leaves to torch.
+            overloads = [self.OPERATOR.overload] if is_tensor and described == "None" else []
+            for operator in (self.OPERATOR, *overloads):
+                with pytest.raises(TypeError, match=sentence):
+                    operator(*wrong)
 
     def test_a_tensor_on_another_device_raises_with_its_name(self) -> None:
         arguments = self.SAMPLES[0].arguments(Maker(torch.float32))

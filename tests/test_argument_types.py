@@ -1,32 +1,31 @@
-"""Wrong arguments of losses on a head and raw operators: the error names the argument and what it accepts."""
+"""Wrong arguments of losses on a head and other drop-ins: the error names the argument and what it accepts."""
 
 import math
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops import ops
 
 import numpy as np
 import pytest
 import torch
 
+from tests._raw_operator import NO_TENSORS
+
 _ROWS, _HEAD, _INDICES, _VALUES = torch.rand(8, 4), torch.rand(11, 4), torch.arange(8), torch.rand(3)
 
 OPTIONAL = {"linear_bias": torch.rand(11), "weight": torch.rand(11), "token_weight": torch.rand(8)}
 CALL = {"input": _ROWS, "linear_weight": _HEAD, "target": _INDICES, **OPTIONAL}
-WRONG = {"None": None, "list": [1.0, 2.0], "array": np.ones((8, 4)), "int": 3, "float": 0.5, "str": "x"}
-DESCRIBED = {"list": "of type list", "array": "of type ndarray"}
 
 
 @pytest.mark.parametrize("argument", CALL)
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_non_tensor_raises_with_the_arguments_name(argument, kind):
-    if kind == "None" and argument in OPTIONAL:
+@pytest.mark.parametrize("described", NO_TENSORS)
+def test_a_non_tensor_raises_with_the_arguments_name(argument, described):
+    if described == "None" and argument in OPTIONAL:
         return
     with pytest.raises(TypeError) as caught:
-        ours.linear_cross_entropy(**{**CALL, argument: WRONG[kind]})
-    message, described = str(caught.value), DESCRIBED.get(kind, repr(WRONG[kind]))
+        ours.linear_cross_entropy(**{**CALL, argument: NO_TENSORS[described]})
+    message = str(caught.value)
     assert message.startswith(f"linear_cross_entropy: {argument} must be ") and "Tensor" in message
     assert described in message or argument == "token_weight"
 
@@ -53,28 +52,6 @@ def test_an_invalid_reduction_raises_with_its_name_or_value(reduction):
     with pytest.raises((TypeError, ValueError), match="linear_cross_entropy: reduction") as caught:
         ours.linear_cross_entropy(**CALL, reduction=reduction)
     assert "ambiguous" not in str(caught.value)
-
-
-RAW = {
-    "mse_loss_backward": (_VALUES, _VALUES, _VALUES, 1),
-    "binary_cross_entropy_backward": (_VALUES, _VALUES, _VALUES, _VALUES, 1),
-    "embedding_dense_backward": (_ROWS, _INDICES, 8, 0, False),
-    "fused_linear_online_max_sum": (_ROWS, _HEAD, _INDICES, 0, 11, False),
-}
-RAW_CASES = [(name, place, kind) for name, given in RAW.items() for place in range(len(given)) for kind in WRONG]
-
-
-@pytest.mark.parametrize("name, place, kind", RAW_CASES)
-def test_a_raw_operator_raises_for_an_argument_of_the_wrong_type_with_its_name(name, place, kind):
-    operator, arguments = getattr(ops, name), list(RAW[name])
-    is_number = not isinstance(arguments[place], torch.Tensor)
-    argument = operator._names[place]
-    if (is_number and kind == "int") or (argument, kind) == ("weight", "None") and name.startswith("binary"):
-        return
-    arguments[place] = WRONG[kind]
-    described = DESCRIBED.get(kind, repr(WRONG[kind]))
-    with pytest.raises(TypeError, match=f"^{name}: {argument} must be .*, but it is {described}$"):
-        operator(*arguments)
 
 
 def test_an_object_with_torch_function_is_passed_to_torch():

@@ -332,7 +332,6 @@ def test_a_class_masked_by_its_bias_does_not_contribute_to_the_entropy():
         ({"max_memory": 99, "chunk_size": 4}, ValueError, "chunk_size and max_memory must not both be given"),
         ({"token_weight": torch.ones(4)}, ValueError, r"token_weight must have the shape of class indices, \[5\], but"),
         ({"token_weight": torch.ones(5).long()}, TypeError, "token_weight must have a floating-point dtype, but it"),
-        ({"token_weight": 2.0}, TypeError, "token_weight must be a Tensor or None, but it is 2.0"),
         ({"shift": 1.0}, TypeError, "shift must be a bool or an int, but it is 1.0"),
         ({"shift": -1}, ValueError, "shift must be at least 0 and at most the 5 labels of a sequence, .* it is -1"),
         ({"shift": 6}, ValueError, "shift must be at least 0 and at most the 5 labels of a sequence, .* it is 6"),
@@ -347,7 +346,6 @@ def test_an_invalid_option_raises(options, exception, sentence):
 # An argument that is wrong with an input of shape (B, T, H), and what the sentence says.
 WRONG_WITH_BATCHES = [
     ({"input": torch.ones(2, 3, H, dtype=torch.int64)}, RuntimeError, "have a floating-point dtype, .*torch.int64"),
-    ({"linear_weight": None}, TypeError, "be a Tensor, but it is None"),
     ({"linear_weight": torch.ones(C, H + 1)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 3\]"),
     ({"linear_weight": torch.ones(C, 2, H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 2, 2\]"),
     ({"linear_weight": torch.ones(H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{H}\]"),
@@ -359,12 +357,9 @@ WRONG_WITH_BATCHES = [
     ({"target": torch.zeros(2, 3).int()}, RuntimeError, "have dtype torch.int64 or torch.uint8, .* has torch.int32"),
     ({"target": torch.zeros(2, 3, device="meta").long()}, RuntimeError, "be on cpu, as input is, but it is on meta"),
     ({"target": torch.zeros(2, 3, C).long()}, RuntimeError, "have a floating-point dtype, .*, but it has torch.int64"),
-    ({"target": 3}, TypeError, "be a Tensor, but it is 3"),
     ({"linear_bias": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
-    ({"linear_bias": 1.0}, TypeError, "be None or a Tensor, but it is 1.0"),
     ({"weight": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
     ({"weight": torch.ones(C).requires_grad_()}, RuntimeError, "not require grad with class indices as target"),
-    ({"reduction": "average"}, ValueError, "be one of .*, but it is 'average'"),
     ({"label_smoothing": 1.5}, RuntimeError, "be a number from 0 to 1, but it is 1.5"),
     ({"label_smoothing": "0.1"}, TypeError, "be a number from 0 to 1, but it is '0.1'"),
     ({"label_smoothing": np.ones(2)}, TypeError, "be a number from 0 to 1, but it is .*array"),
