@@ -46,11 +46,6 @@ def test_the_supported_versions_are_those_that_pip_installs(package):
     assert re.search(rf"(?<![\d.]){re.escape(least)}(?![\d])", row)
 
 
-def test_the_newest_torch_that_is_supported_is_the_one_below_the_limit_of_pip():
-    limit = re.search(r'"torch>=[\d.]+,<2\.(\d+)"', PROJECT)[1]
-    assert f"to 2.{int(limit) - 1}," in SUPPORT
-
-
 ISOLATED = "(pip sees what is installed with --no-build-isolation only)"
 
 

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import json
-import re
 from pathlib import Path
 
 import torch_aclnn_ops
@@ -20,12 +19,16 @@ from tests._children import run_code
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
 
 
-def test_the_versions_match_those_of_both_projects():
-    (oldest, newest) = _torch_compat.OLDEST, _torch_compat.NEWEST
-    told = (PACKAGE.parent / "pyproject.toml").read_text()
-    range_ = f">={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"
-    assert re.search(rf'"torch{re.escape(range_)}"', told)
-    assert f"OLDEST, NEWEST = {oldest}, {newest}\n" in (PACKAGE.parent / "host-npu/setup.py").read_text()
+def test_the_versions_are_those_of_both_projects_and_the_pages():
+    (first, oldest), (_, newest) = _torch_compat.OLDEST, _torch_compat.NEWEST
+    stated = {
+        "pyproject.toml": f'"torch>={first}.{oldest},<{first}.{newest + 1}"',
+        "host-npu/setup.py": f"OLDEST, NEWEST = {_torch_compat.OLDEST}, {_torch_compat.NEWEST}\n",
+        **dict.fromkeys(("README.md", "docs/install.md"), f"torch {first}.{oldest} to {first}.{newest}"),
+        "docs/versions.md": f"to {first}.{newest},",
+    }
+    for path, text in stated.items():
+        assert text in (PACKAGE.parent / path).read_text(), path
 
 
 CHANGES = {
