@@ -22,7 +22,11 @@ _INDICES = torch.tensor([[0, 1, 1], [1, 0, 1]])
 
 
 def _weighted(input, target, **options):
-    return ours.binary_cross_entropy(input, target, _TARGET.to(input.dtype), **options)
+    return ours.binary_cross_entropy(input, target, _TARGET.to(input), **options)
+
+
+def _rows(weight, _, indices=_INDICES, **options):
+    return ours.embedding(indices.to(weight.device), weight, **options)
 
 
 # Each takes a tensor to train, and a second one.
@@ -34,12 +38,13 @@ FUNCTIONS = {
     "binary_cross_entropy, mean": ours.binary_cross_entropy,
     "binary_cross_entropy, sum": functools.partial(ours.binary_cross_entropy, reduction="sum"),
     "binary_cross_entropy, weighted": _weighted,
-    "embedding": lambda weight, _: ours.embedding(_INDICES, weight),
-    "embedding, padding_idx": lambda weight, _: ours.embedding(_INDICES, weight, padding_idx=0),
-    "embedding, scale_grad_by_freq": lambda weight, _: ours.embedding(_INDICES.int(), weight, scale_grad_by_freq=True),
+    "embedding": _rows,
+    "embedding, padding_idx": functools.partial(_rows, padding_idx=0),
+    "embedding, scale_grad_by_freq": functools.partial(_rows, indices=_INDICES.int(), scale_grad_by_freq=True),
 }
 IN_16_BITS = [name for name in FUNCTIONS if not name.startswith("embedding")]
 all_functions = pytest.mark.parametrize("name", FUNCTIONS)
+each_need = pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True), (False, False)], ids=str)
 
 
 @pytest.fixture
@@ -52,13 +57,13 @@ def _is_native(output):
     return type(output.grad_fn).__name__ == "CppFunction"
 
 
-def _run(name, dtype=torch.float32, needs=(True, True)):
+def run(name, dtype=torch.float32, needs=(True, True), device="cpu"):
     """Return a function's output, and the gradients of both arguments."""
-    values = (value.to(dtype).clone() for value in (_VALUES, _TARGET))
+    values = (value.to(dtype).to(device, copy=True) for value in (_VALUES, _TARGET))
     arguments = [value.requires_grad_(need) for value, need in zip(values, needs, strict=True)]
     output = FUNCTIONS[name](*arguments)
     if output.requires_grad:
-        output.backward(torch.arange(1.0, 1 + output.numel()).reshape(output.shape).to(dtype))
+        output.backward(torch.arange(1.0, 1 + output.numel()).reshape(output.shape).to(output))
     return output, *(argument.grad for argument in arguments)
 
 
@@ -71,11 +76,11 @@ def _assert_same(results, expected):
     [(name, dtype) for name in FUNCTIONS for dtype in (torch.float32, torch.float64)]
     + [(name, dtype) for name in IN_16_BITS for dtype in HALF_DTYPES],
 )
-@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+@each_need
 def test_an_eager_call_equals_the_python_function(name, dtype, needs, listening):
-    native = _run(name, dtype, needs)
+    native = run(name, dtype, needs)
     listening()
-    in_python = _run(name, dtype, needs)
+    in_python = run(name, dtype, needs)
     _assert_same(native, in_python)
     if native[0].requires_grad:
         assert _is_native(native[0]) and not _is_native(in_python[0])
@@ -169,12 +174,12 @@ def test_arguments_modified_before_the_backward_pass_raise():
 
 @all_functions
 def test_without_the_extension_the_python_function_is_used(name, monkeypatch):
-    native = _run(name)
+    native = run(name)
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
     for module in (ours.mse_loss, ours.binary_cross_entropy, ours.embedding):
         function = module.__globals__[f"_{module.__name__}"]
         monkeypatch.setattr(function, "_entries", {})
-    in_python = _run(name)
+    in_python = run(name)
     assert not _is_native(in_python[0])
     _assert_same(native, in_python)
 

@@ -2,13 +2,12 @@
 
 import inspect
 
-from torch_aclnn_ops import functional as ours
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
+from tests import test_native_functions as native
 from tests._contract import HALF_DTYPES
 from tests._modes import Calls, FunctionCalls
 from tests.npu._operators import each_contract, each_differentiable, each_mutable, flat, good_arguments, to_npu
@@ -167,54 +166,23 @@ class TestEntry:
         assert adam(*states, torch.tensor([1]).npu(), **rest, **{**numbers, "lr": 1}) is None
 
 
-_WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0])
-
-
-def _losses(function, reduction, input, target):
-    options = {"weight": _WEIGHT.to(input)} if function == "binary_cross_entropy" else {}
-    return lambda F: getattr(F, function)(input, target, reduction=reduction, **options)
-
-
-@pytest.mark.parametrize("needs_target", [False, True], ids=["input", "input and target"])
-@pytest.mark.parametrize("needs_input", [False, True], ids=["", "with input"])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("function", ["mse_loss", "binary_cross_entropy"])
+@native.each_need
+@pytest.mark.parametrize("name", native.FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES])
-def test_a_loss_has_the_gradients_that_are_needed(function, reduction, needs_input, needs_target, dtype):
-    values = torch.tensor([0.1, 0.5, 0.75, 0.9]), torch.tensor([0.25, 1.0, 0.0, 0.5])
+def test_an_eager_call_has_the_result_and_the_gradients_of_a_cpu(name, dtype, needs):
+    found, expected = (native.run(name, dtype, needs, device) for device in ("npu", "cpu"))
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one.cpu(), other, rtol=8 * torch.finfo(dtype).eps, atol=1e-3)
+    assert found[0].grad_fn is None or "torch_aclnn_ops" in found[0].grad_fn.name()
+
+
+@pytest.mark.parametrize("name", native.IN_16_BITS)
+def test_autocast_runs_a_loss_in_float32(name):
     results = []
-    for F, device in ((torch.nn.functional, "cpu"), (ours, "npu")):
-        wide = torch.float32 if device == "cpu" else dtype
-        input, target = (value.to(dtype).to(device, wide, copy=True) for value in values)
-        input, target = input.requires_grad_(needs_input), target.requires_grad_(needs_target)
-        loss = _losses(function, reduction, input, target)(F)
-        assert loss.requires_grad == (needs_input or needs_target)
-        if loss.requires_grad:
-            loss.sum().backward()
-        results.append((loss.detach(), input.grad, target.grad))
-    for expected, result in zip(*results, strict=True):
-        assert (expected is None) == (result is None)
-        if expected is not None:
-            torch.testing.assert_close(result.cpu().float(), expected, rtol=8 * torch.finfo(dtype).eps, atol=1e-3)
-
-
-@pytest.mark.parametrize("function", ["mse_loss", "binary_cross_entropy"])
-def test_autocast_runs_a_loss_in_float32(function):
-    values = torch.tensor([0.1, 0.5, 0.75, 0.9]), torch.tensor([0.25, 1.0, 0.0, 0.5])
-    input, target = (value.to("npu", torch.bfloat16) for value in values)
-    input.requires_grad_()
-    with torch.autocast("npu", dtype=torch.bfloat16):
-        loss = _losses(function, "mean", input, target.float())(ours)
-        loss.backward()
-    assert loss.dtype == torch.float32
-    wide = input.detach().cpu().float().requires_grad_()
-    expected = _losses(function, "mean", wide, target.cpu().float())(torch.nn.functional)
-    expected.backward()
-    torch.testing.assert_close(loss.detach().cpu(), expected.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(input.grad.cpu(), wide.grad.bfloat16())
-
-
-def test_an_eager_embedding_uses_the_function_of_the_extension():
-    weight = torch.rand(5, 3).npu().requires_grad_()
-    rows = ours.embedding(torch.tensor([0, 4, 4]).npu(), weight)
-    assert "torch_aclnn_ops" in rows.grad_fn.name()
+    for device in ("npu", "cpu"):
+        with torch.autocast(device, torch.bfloat16):
+            results.append(native.run(name, torch.bfloat16, device=device))
+        assert results[-1][0].dtype == torch.float32
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5, check_device=False)
