@@ -20,6 +20,7 @@ OPTIONS = {**SETTINGS, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay"
 GROUP_OPTIONS = {"lr": 0.1, "betas": (0.5, 0.7), "eps": 0.1, "weight_decay": 0.3}
 GROUP_OPTIONS |= {name: not value for name, value in _FLAGS.items()}
 GROUP_OPTIONS |= {"ema_decay": 0.5, "ema_warmup": "ratio", "ema_start_step": 2, "ema_update_every": 2}
+RESUMED_OPTIONS = {"weight_decay": 0.1, "betas": (0.8, 0.99), "ema_warmup": "ratio", "ema_update_every": 2}
 
 
 class Weights(nn.Module):

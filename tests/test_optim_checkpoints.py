@@ -16,7 +16,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from tests._optim import (
     GROUP_OPTIONS,
-    Weights,
+    RESUMED_OPTIONS,
     assert_all_equal,
     assert_same,
     averages_of,
@@ -29,18 +29,6 @@ from tests._optim import (
 )
 
 
-def _through_a_file(model, optimizer):
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    checkpoint = torch.load(file, weights_only=True)
-    model = Weights(next(model.parameters()).dtype, seed=1)
-    optimizer = FusedEmaAdam(model.parameters(), lr=0.5)
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    return model, optimizer
-
-
 def _in_inference_mode(model, optimizer):
     model, state_dict = copy.deepcopy(model), optimizer.state_dict()
     optimizer = FusedEmaAdam(model.parameters(), lr=0.5)
@@ -50,8 +38,7 @@ def _in_inference_mode(model, optimizer):
 
 
 WAYS = {
-    "state_dict through a file": _through_a_file,
-    "state_dict in inference mode": _in_inference_mode,
+    "state_dict in inference mode": _in_inference_mode,  # through a file: test_optim_flat.py
     "pickle": lambda *both: pickle.loads(pickle.dumps(both)),
     "deepcopy": lambda *both: copy.deepcopy(both),
 }
@@ -61,8 +48,7 @@ WAYS = {
 @each_dtype
 @each_flatten
 def test_training_resumes_bit_for_bit_after(way, dtype, flatten):
-    options = {"weight_decay": 0.1, "betas": (0.8, 0.99), "ema_warmup": "ratio", "ema_update_every": 2}
-    model, optimizer = trained(dtype, 5, **options, flatten=flatten)
+    model, optimizer = trained(dtype, 5, **RESUMED_OPTIONS, flatten=flatten)
     resumed_model, resumed_optimizer = way(model, optimizer)
     train(model, optimizer, range(5, 10))
     train(resumed_model, resumed_optimizer, range(5, 10))

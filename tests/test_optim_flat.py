@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests._optim import (
+    RESUMED_OPTIONS,
     SETTINGS,
     Weights,
     assert_all_equal,
@@ -219,8 +220,8 @@ def test_a_gradient_whose_memory_was_replaced_is_used(dtype, keeps, replace):
 @pytest.mark.parametrize("loads_flat", [True, False])
 @pytest.mark.parametrize("has_trained", [True, False])
 @each_dtype
-def test_a_checkpoint_moves_between_flattened_and_not(dtype, has_trained, loads_flat, saved_flat):
-    model, optimizer = trained(dtype, flatten=saved_flat)
+def test_training_resumes_from_a_file_flattened_or_not(dtype, has_trained, loads_flat, saved_flat):
+    model, optimizer = trained(dtype, 5, **RESUMED_OPTIONS, flatten=saved_flat)
     file = io.BytesIO()
     torch.save((model.state_dict(), optimizer.state_dict()), file)
     file.seek(0)
@@ -232,7 +233,7 @@ def test_a_checkpoint_moves_between_flattened_and_not(dtype, has_trained, loads_
     other.load_state_dict(weights)
     other_optimizer.load_state_dict(state)
     for pair in ((model, optimizer), (other, other_optimizer)):
-        train(*pair, range(3, 6))
+        train(*pair, range(5, 10))
     assert_same(optimizer, other_optimizer)
 
 
