@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import host_npu
 import torch
@@ -108,20 +107,42 @@ def makes_a_ddp_model_alone(device):
 
 
 def never_calls(device):
+    # The limit holds in the first call too, which no rank begins before the other one can.
+    beside = _group_beside(device)
+    tensor, rank = _start(device)
+    return _is_awaited(rank, beside, lambda: dist.all_reduce(tensor))
+
+
+def never_makes_the_communicator(device):
+    beside = _group_beside(device)
+    return _is_awaited(dist.get_rank(), beside, lambda: dist.all_reduce(torch.ones(8, device=device)))
+
+
+def is_late(device):
+    _group_beside(device)
     tensor, rank = _start(device)
     if rank == 1:
-        time.sleep(3)
-        raise SystemExit("late")
+        signal.pause()  # until the watchdog ends this process
     dist.all_reduce(tensor)
     return _finish()
 
 
-def never_makes_the_communicator(device):
-    if dist.get_rank() == 1:
-        time.sleep(3)
+def _group_beside(device):
+    """Return a group of the host's, which both ranks make once they have a device."""
+    torch.ones(1, device=device)
+    return dist.new_group(backend="gloo")
+
+
+def _is_awaited(rank, beside, call):
+    """Call a collective on rank 0, to which rank 1 does not come before rank 0 is told so."""
+    if rank == 1:
+        dist.barrier(group=beside)
         raise SystemExit("late")
-    dist.all_reduce(torch.ones(8, device=device))
-    return _finish()
+    try:
+        call()
+        return _finish()
+    finally:
+        dist.barrier(group=beside)
 
 
 def is_killed(device):

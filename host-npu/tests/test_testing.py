@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,32 +53,28 @@ def _fail_on(device, failing, seconds=0):
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])
 def test_the_rank_that_failed_first_is_reported_first_and_soon(device):
-    start = time.monotonic()
     with pytest.raises(AssertionError) as caught:
         testing.run(_fail_on, 2, (1,), device=device, devices=2)
-    assert time.monotonic() - start < 60
     message = str(caught.value)
     assert message.startswith("rank 1: Traceback") and "KeyError: 'mine'" in message
     # Gloo's ranks notice that another one has gone.
     assert ("\nrank 0: killed 5 s after rank 1 had failed\n" if device == "npu" else "\nrank 0: Traceback") in message
 
 
-def test_every_rank_that_failed_is_in_the_report_and_no_other(tmp_path):
+def test_every_rank_that_failed_is_in_the_report_and_no_other():
     with pytest.raises(AssertionError) as caught:
-        testing.run(_raise_in_turn, 3, tmp_path / "rank 2 has raised", backend="")
+        testing.run(_raise_in_turn, 3, backend="")
     ranks = [line for line in str(caught.value).splitlines() if line.startswith("rank ")]
     assert ranks == ["rank 2: Traceback (most recent call last):", "rank 0: Traceback (most recent call last):"]
 
 
-def _raise_in_turn(device, turn):
-    rank = int(os.path.basename(os.readlink("/proc/self/fd/1")).split(".")[0])
-    if rank == 2:
-        turn.touch()
-        raise KeyError(rank)
+def _raise_in_turn(device):
+    output = Path(os.readlink("/proc/self/fd/1"))
+    rank = int(output.stem)
     if rank == 0:
-        while not turn.exists():
-            time.sleep(0.1)
-        time.sleep(0.5)
+        while not output.with_name("2.result").exists():
+            time.sleep(0.01)
+    if rank != 1:
         raise KeyError(rank)
 
 
