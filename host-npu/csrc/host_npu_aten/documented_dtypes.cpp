@@ -46,9 +46,10 @@ constexpr Dtypes kRectified = {at::kFloat, at::kHalf, at::kChar, at::kInt, at::k
 constexpr Dtypes kDotted = {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::kByte};
 constexpr Dtypes kFilled = {at::kFloat, at::kInt, at::kLong, at::kHalf, at::kChar, at::kBool, at::kBFloat16};
 constexpr Dtypes kHardSigmoids = {at::kFloat, at::kHalf, at::kInt, at::kBFloat16};
+constexpr Dtypes kDifferences = {at::kFloat, at::kHalf, at::kBFloat16, at::kLong};
 
 struct Document {
-    const char* function;  // and document of it in ops-nn or ops-math
+    const char* function;  // and document of it in ops-nn, ops-math or ops-cv
     Dtypes dtypes;
 };
 
@@ -82,6 +83,28 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::avg_pool2d", {"aclnnAvgPool2d", kFloats}},
         {"aten::_adaptive_avg_pool2d", {"aclnnAdaptiveAvgPool2d", kFloats}},
         {"aten::max_pool2d_with_indices", {"aclnnMaxPool2dWithMask", kFloats}},
+        {"aten::mv", {"aclnnMv", kFloats}},
+        {"aten::addbmm", {"aclnnAddbmm", kFloats}},
+        {"aten::_prelu_kernel", {"aclnnPrelu", kFloats}},
+        {"aten::log_sigmoid_forward", {"aclnnLogSigmoidForward", kFloats}},
+        {"aten::softshrink", {"aclnnSoftshrink", kFloats}},
+        {"aten::hardshrink", {"aclnnHardshrink", kFloats}},
+        {"aten::celu", {"aclnnCelu", kFloats}},
+        {"aten::nll_loss_forward", {"aclnnNLLLoss", kFloats}},
+        {"aten::nll_loss2d_forward", {"aclnnNLLLoss2d", kFloats}},
+        {"aten::l1_loss", {"aclnnL1Loss", kDifferences}},
+        {"aten::kl_div", {"aclnnKlDiv", kFloats}},
+        {"aten::binary_cross_entropy_with_logits", {"aclnnBinaryCrossEntropyWithLogits", kFloats}},
+        {"aten::avg_pool3d", {"aclnnAvgPool3d", kFloats}},
+        {"aten::_adaptive_avg_pool3d", {"aclnnAdaptiveAvgPool3d", kFloats}},
+        {"aten::max_pool3d_with_indices", {"aclnnMaxPool3dWithArgmax", kFloats}},
+        {"aten::adaptive_max_pool3d", {"aclnnAdaptiveMaxPool3d", kFloats}},
+        {"aten::upsample_linear1d", {"aclnnUpsampleLinear1d", kFloats}},
+        {"aten::upsample_bicubic2d", {"aclnnUpsampleBicubic2d", kFloats}},
+        {"aten::lerp", {"aclnnLerp", kFloats}},
+        {"aten::std", {"aclnnStd", kFloats}},
+        {"aten::var", {"aclnnVarCorrection", kFloats}},
+        {"aten::var_mean", {"aclnnVarMean", kFloats}},
     };
     return all;
 }
