@@ -1,12 +1,16 @@
-"""Tiny language models of transformers with random weights, and what a training step finds."""
+"""Tiny language models with random weights, what a training step finds, and losses of a program's own."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from functools import partial
+
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+from transformers.trainer_pt_utils import LabelSmoother
 
 from tests._modes import Largest
 from tests._tiny_configs import CLASSES, tiny
@@ -89,3 +93,41 @@ def assert_close(step: Step, expected: Step, tolerance: float = 2e-5) -> None:
         wanted = expected.gradients[name]
         assert gradient.dtype == wanted.dtype
         assert (gradient - wanted).abs().max() <= tolerance * wanted.abs().max(), name
+
+
+def _flattened(output, labels):
+    shifted = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    return cross_entropy(output["logits"].flatten(0, 1).float(), shifted.flatten(), label_smoothing=0.1)
+
+
+def _masked(output, labels):
+    shifted = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    return cross_entropy(output[0][shifted != -100], shifted[shifted != -100])
+
+
+def _of_log_probabilities(output, labels):
+    targets = labels[:, 1:].clamp(min=0)
+    log_probs = log_softmax(output.logits[:, :-1], dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return -(log_probs * (labels[:, 1:] != -100)).mean()
+
+
+LOSSES = {
+    "rows": lambda output, labels: cross_entropy(output.logits[:, :-1].reshape(-1, CLASSES), labels[:, 1:].reshape(-1)),
+    "flattened": _flattened,
+    "a mask": _masked,
+    "log-probabilities": _of_log_probabilities,
+    "label smoothing of transformers": partial(LabelSmoother(0.1), shift_labels=True),
+}
+
+
+class WithOwnLoss(nn.Module):
+    """A model that is called without labels, and the loss of its output."""
+
+    def __init__(self, model: nn.Module, loss: str = "rows") -> None:
+        super().__init__()
+        self.model = model
+        self.loss = LOSSES[loss]
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss alone."""
+        return {"loss": self.loss(self.model(input_ids), labels)}

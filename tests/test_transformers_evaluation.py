@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from tests._language_models import CHUNK, FAMILIES, LOGITS, batch, make
 from tests._modes import Largest
 from tests.test_hf_trainer import make_trainer
-from tests.test_transformers_adapters import CASES, adapted
+from tests.test_transformers_wrapped import CASES, adapted
 
 
 def _patch(model):

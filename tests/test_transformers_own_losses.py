@@ -13,9 +13,8 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests._language_models import CHUNK, LOGITS, Step, assert_close, assert_patched, batch, make
+from tests._language_models import CHUNK, LOGITS, LOSSES, Step, WithOwnLoss, assert_close, assert_patched, batch, make
 from tests._modes import Largest
-from tests._own_losses import LOSSES, WithOwnLoss
 from tests.test_hf_trainer import make_trainer
 
 

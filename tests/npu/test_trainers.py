@@ -16,10 +16,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from safetensors.torch import load_file, load_model, save_model
 
-from tests._language_models import CHUNK, LOGITS, assert_patched, batch, make
+from tests._language_models import CHUNK, LOGITS, LOSSES, WithOwnLoss, assert_patched, batch, make
 from tests._modes import Largest
 from tests._optim import each_flatten
-from tests._own_losses import LOSSES, WithOwnLoss
 from tests._trl import fused, patched
 from tests.npu._operators import counted_launches
 from tests.test_hf_trainer import make_trainer
