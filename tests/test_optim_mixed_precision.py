@@ -13,7 +13,7 @@ from tests._optim import (
     STATE,
     assert_all_close,
     assert_same,
-    averaged_model,
+    each_dtype,
     each_flatten,
     step_with,
     train,
@@ -26,32 +26,19 @@ each_half = pytest.mark.parametrize("dtype", HALF)
 
 
 @each_flatten
-@each_half
-def test_states_are_float32_and_the_weights_are_the_rounded_master_weights(dtype, flatten):
-    model, optimizer = trained(dtype, flatten=flatten)
+@each_dtype
+@pytest.mark.parametrize("master_weights", [True, False])
+def test_states_have_torchs_keys_and_master_weights_of_16_bits_are_float32(dtype, master_weights, flatten):
+    model, optimizer = trained(dtype, master_weights=master_weights, flatten=flatten)
+    has_masters = master_weights and dtype in HALF
     for weight in model.parameters():
-        state = optimizer.state[weight]
-        assert set(state) == {*STATE, "master_params"}
-        assert {state[name].dtype for name in state} == {torch.int64, torch.float32}
-        assert torch.equal(state["master_params"].to(dtype), weight.detach())
-
-
-@each_half
-def test_the_average_of_16_bit_weights_does_not_stall_as_that_of_swa_utils_does(dtype):
-    # Averages that start at 1, of a weight of 1.5.
-    weight = nn.Parameter(torch.ones(1, dtype=dtype))
-    optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.999)
-    step_with(optimizer, 0.0)
-    averaged = averaged_model(nn.ParameterList([weight]), 0.999)
-    averaged.n_averaged += 1
-    with torch.no_grad():
-        weight.fill_(1.5)
-    for _ in range(3000):
-        optimizer.step()
-        averaged.update_parameters(nn.ParameterList([weight]))
-    exact = 1.5 - 0.5 * 0.999**3000
-    assert optimizer.state[weight]["ema_params"].item() == pytest.approx(exact, abs=1e-5)
-    assert averaged.module[0].item() < 1.3
+        step, *others = states = optimizer.state[weight]
+        assert set(states) == {*STATE, *["master_params"] * has_masters}
+        assert states[step].dtype == torch.int64 and states[step].device == weight.device and states[step] == 3
+        for name in others:
+            assert states[name].dtype == (torch.float32 if has_masters else dtype)
+            assert states[name].shape == weight.shape and not states[name].requires_grad
+        assert not has_masters or torch.equal(states["master_params"].to(dtype), weight.detach())
 
 
 @each_flatten

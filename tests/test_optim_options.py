@@ -14,12 +14,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests._optim import (
     GROUP_OPTIONS,
-    STATE,
     Weights,
     assert_all_close,
     assert_all_equal,
     contents_of,
-    each_dtype,
     each_flatten,
     states_of,
     train,
@@ -92,17 +90,6 @@ def test_the_groups_of_an_optimizer_can_be_those_of_another():
     for other in (torch.optim.AdamW([weight]), optimizer, FusedEmaAdam(optimizer.param_groups, ema_decay=0.5)):
         mine = FusedEmaAdam(copy.deepcopy(other.param_groups))
         assert mine.param_groups[0]["lr"] == other.param_groups[0]["lr"]
-
-
-@each_dtype
-def test_state_has_torchs_keys_and_without_master_weights_the_parameters_dtype_and_shape(dtype):
-    model, optimizer = trained(dtype, master_weights=False)
-    for weight in model.parameters():
-        state = optimizer.state[weight]
-        assert set(state) == set(STATE)
-        assert state["step"].dtype == torch.int64 and state["step"].device == weight.device and state["step"] == 3
-        for name in STATE[1:]:
-            assert state[name].dtype == dtype and state[name].shape == weight.shape and not state[name].requires_grad
 
 
 def test_each_parameter_counts_its_own_steps():

@@ -10,7 +10,7 @@ import torch
 
 from tests import test_ema_adam
 from tests._children import run_python
-from tests.npu._operators import CONTRACTS, flat, good_arguments, meaning_of, run_adam, to_npu
+from tests.npu._operators import CONTRACTS, flat, good_arguments, run_adam, to_npu
 
 pytestmark = pytest.mark.simulator
 
@@ -54,21 +54,13 @@ def test_whichever_call_of_cann_fails_is_raised_and_the_next_call_is_right(name)
         torch.testing.assert_close(CALLS[name](), expected)
 
 
-@pytest.mark.parametrize("status", [161001, 161002, 361001, 561103])
-def test_a_phase_one_failure_names_the_status_and_the_reason(status):
-    host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=status, message="EZ1001: asked for by a test")
-    with pytest.raises(RuntimeError) as caught:
-        CALLS["mse_loss_backward"]()
-    assert str(caught.value).startswith(
-        "aclnnMseLossBackward: phase one refused the call (aclnnMseLossBackwardGetWorkspaceSize returned"
-        f" {status}, {meaning_of(status)}).\nCANN says: "
-    )
-    assert "asked for by a test" in str(caught.value)
-
-
-def test_a_failure_without_a_cann_message_says_so():
-    host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002, message="")
-    with pytest.raises(RuntimeError, match=r"\nCANN (gives no reason\.|says: )"):
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [("EZ1001: asked for by a test", "CANN says: .*asked for by a test"), ("", r"CANN (gives no reason\.|says: )")],
+)
+def test_a_phase_one_failure_says_what_cann_says(message, said):
+    host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002, message=message)
+    with pytest.raises(RuntimeError, match=rf"returned 161002, .*\)\.\n{said}"):
         CALLS["mse_loss_backward"]()
 
 
