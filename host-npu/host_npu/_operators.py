@@ -22,6 +22,7 @@ _OTHER_NAMES = {
     "npu_alltoallv_quant_gmm": "AlltoAllvQuantGroupedMatMul",
     "npu_attn_softmax_": "Softmax",
     "npu_batch_gather_matmul": "AddLora",
+    "npu_dropout_backward": "DropoutDoMask",
     "npu_dtype_cast": "Cast",
     "npu_dynamic_quant_asymmetric": "DynamicQuant",
     "npu_fusion_attention": "FlashAttention",
@@ -236,6 +237,16 @@ def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
     return alike
 
 
+def _gradients(function: str, answers: dict[str, str]) -> list[str]:
+    """Return CANN's gradients, ``aclnnRmsNormGrad`` of ``npu_rms_norm_backward``, in the order of :func:`_alike`."""
+    parts = re.fullmatch(r"(.+?)_?(backward|grad|bk)(_v\d+)?", function)
+    if parts is None:
+        return []
+    gradient = re.compile(re.escape(_wanted(parts[1])) + r"(v\d+)?(\w*score)?(grad|backward)")
+    operators = [operator for operator in answers if gradient.fullmatch(_plain(operator))]
+    return sorted(operators, key=lambda operator: (answers[operator] == "refused", len(operator)))
+
+
 def _place(wanted: str, operator: str) -> int:
     """Return where ``wanted`` begins in an operator's plain name, at one of its words, or -1."""
     plain = _plain(operator)
@@ -277,7 +288,7 @@ def found(name: str, soc: str = "") -> list[str]:
     if function in _ANSWERS:
         return [f"{function}: {_ANSWERS[function]}"]
     wanted, answers = _wanted(name), _all_answers()
-    alike = _alike(wanted, answers)
+    alike = _alike(wanted, answers) or _gradients(function, answers)
     own = _SIMULATED_FUNCTIONS.get(function, function)
     lines = [_line(own, answers, soc)] if own in {*_GRAPH_FUNCTIONS, *_libraries.graph_operators()} else []
     lines += [_line(operator, answers, soc) for operator in alike]

@@ -25,6 +25,14 @@ def _attention(x: torch.Tensor) -> object:
         ("npu_rotary_mul", lambda x: torch_npu.npu_rotary_mul(x, x[:1, :, :1], x[:1, :, :1])),
         ("npu_linear", lambda x: torch_npu.npu_linear(x[0, 0], x[0, 0], x[0, 0, :, 0])),
         ("npu_dynamic_quant_asymmetric", torch_npu.npu_dynamic_quant_asymmetric),
+        (
+            "npu_rms_norm_backward",
+            lambda x: torch.ops.npu.npu_rms_norm_backward(x, x, x[0, 0, 0], x[..., :1].float()),
+        ),
+        (
+            "npu_rotary_mul_backward",
+            lambda x: torch.ops.npu.npu_rotary_mul_backward(x, x, x[:1, :, :1], x[:1, :, :1]),
+        ),
     ],
 )
 def test_what_a_call_launches_is_found_by_its_name(name, call):
@@ -61,6 +69,10 @@ def test_the_operator_of_the_name_comes_first():
         ("npu_quant_mm_reduce_scatter", "npu_quant_mm_reduce_scatter: refused, as are all products"),
         ("npu_quant_fusion_attention", "aclnnQuantFlashAttentionScore: refused"),
         ("npu_reshape", "npu_reshape: runs, without an operator of CANN"),
+        ("npu_fusion_attention_grad_v2", "aclnnFlashAttentionScoreGrad: computed by a formula"),
+        ("npu_dropout_backward", "aclnnDropoutDoMask: computed by a formula"),
+        ("npu_geglu_grad", "aclnnGeGluV3Backward: computed by a formula"),
+        ("npu_roi_alignbk", "aclnnROIAlignBackward: refused"),
     ],
 )
 def test_what_is_refused_or_a_graph_operator_is_found_too(name, first):
@@ -79,7 +91,7 @@ def test_the_line_says_whether_the_chip_has_a_kernel(soc, lacks):
 
 
 def test_other_names_find_nothing():
-    assert _operators.found("npu_no_such_function") == []
+    assert _operators.found("npu_no_such_function") == _operators.found("npu_max_backward") == []
 
 
 @pytest.mark.parametrize(("name", "own"), [("index_put", "aten.index_put"), ("torch.acos", "aten.acos, aten.acosh")])
