@@ -48,7 +48,7 @@ def _forked(calls):
     for call in calls:
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
-            signal.alarm(20)  # ends a process that hangs
+            signal.alarm(60)  # ends a process that hangs
             try:
                 result = call()
             except Exception as error:

@@ -88,7 +88,8 @@ def linear_cross_entropy(
         label_smoothing: Weight of the uniform distribution in the target, from 0 to 1.
         options: PyTorch's options, with torch 2.13 and later; ``batch_chunk_size`` is used as ``chunk_size``.
         softcap: If given, logits z become ``softcap * tanh(z / softcap)``.
-        lse_square_scale: Adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss.
+        lse_square_scale: Adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss. ``weight`` applies
+            neither to it nor to its mean.
         temperature: Divides the logits, after the softcap.
         shift: Number of positions by which labels are shifted, ``True`` for 1: ``target[..., t]`` is the label of row
             ``t - shift``. The first labels of a sequence are ignored. All results are aligned with the labels.
