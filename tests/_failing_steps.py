@@ -70,8 +70,8 @@ class Trainee:
         **options: Any,
     ) -> None:
         models = [Weights(dtype, seed) for seed, dtype in enumerate(dtypes)]
-        self.params = [param for model in models for param in model.parameters()]
-        groups = [{"params": list(model.parameters())} for model in models]
+        groups = [{"params": list(model.parameters())[i::2]} for i, model in enumerate(models)]
+        self.params = [param for group in groups for param in group["params"]]
         self.optimizer = FusedEmaAdam(groups, **{**SETTINGS, **options})
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
         for step in range(2):
