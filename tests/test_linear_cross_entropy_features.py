@@ -313,6 +313,9 @@ def test_a_class_masked_by_its_bias_does_not_contribute_to_the_entropy():
 @pytest.mark.parametrize(
     ("options", "exception", "sentence"),
     [
+        ({"linear_bias": torch.ones(C).double()}, RuntimeError, "linear_bias must have dtype torch.float32, as input"),
+        ({"weight": torch.ones(C).double()}, RuntimeError, "weight must have dtype torch.float32, but it has torch.f"),
+        ({"linear_bias": torch.ones(C, device="meta")}, RuntimeError, "linear_bias must be on cpu, as input is, but "),
         ({"softcap": 0}, ValueError, "softcap must be positive and finite, but it is 0"),
         ({"softcap": "high"}, TypeError, "softcap must be None or a number, but it is 'high'"),
         ({"temperature": -1.0}, ValueError, "temperature must be positive and finite, but it is -1.0"),
