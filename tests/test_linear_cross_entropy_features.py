@@ -346,6 +346,8 @@ def test_an_invalid_option_raises(options, exception, sentence):
         _small_call(**options)
 
 
+_SOFT, _UNSHIFTED = torch.full((2, 3, C), 0.1), "be 0 unless target has the class indices of sequences, but it"
+_POSITIONS = {"input": torch.rand(N, H), "linear_weight": torch.rand(C, 3, H), "target": torch.zeros(N, 3).long()}
 # An argument that is wrong with an input of shape (B, T, H), and what the sentence says.
 WRONG_WITH_BATCHES = [
     ({"input": torch.ones(2, 3, H, dtype=torch.int64)}, RuntimeError, "have a floating-point dtype, .*torch.int64"),
@@ -368,7 +370,13 @@ WRONG_WITH_BATCHES = [
     ({"label_smoothing": np.ones(2)}, TypeError, "be a number from 0 to 1, but it is .*array"),
     ({"ignore_index": 1.5}, TypeError, "be None or an int, but it is 1.5"),
     ({"ignore_index": np.ones(2)}, TypeError, "be None or an int, but it is .*array"),
-    ({"ignore_index": 1, "target": torch.full((2, 3, C), 0.1)}, RuntimeError, "be None with probabilities as target"),
+    ({"ignore_index": 1, "target": _SOFT}, RuntimeError, "be None with probabilities as target"),
+    *(
+        ({"outputs": (name,), "target": _SOFT}, ValueError, f"not have {name} with probabilities")
+        for name in ("log_probabilities", "token_accuracy")
+    ),
+    ({"shift": True, "target": _SOFT}, ValueError, _UNSHIFTED),
+    ({"shift": True, **_POSITIONS}, ValueError, _UNSHIFTED),
 ]
 
 
@@ -393,20 +401,6 @@ def test_every_error_of_a_batched_call_names_one_argument(call):
         pass  # a target that is no class, in torch's words
     except (TypeError, ValueError, RuntimeError) as error:
         assert re.match("linear_cross_entropy: [a-z_]+ must ", str(error)), error
-
-
-@pytest.mark.parametrize("name", ["log_probabilities", "token_accuracy"])
-def test_outputs_for_class_indices_raise_with_probabilities(name):
-    with pytest.raises(ValueError, match=f"outputs must not have {name} with probabilities"):
-        ours.linear_cross_entropy(torch.rand(N, H), torch.rand(C, H), torch.rand(N, C), outputs=(name,))
-
-
-@pytest.mark.parametrize(
-    ("target", "head"), [(torch.rand(N, C), torch.rand(C, H)), (torch.zeros(N, 3).long(), torch.rand(C, 3, H))]
-)
-def test_a_shift_raises_if_labels_are_not_a_sequence(target, head):
-    with pytest.raises(ValueError, match="shift must be 0 unless target has the class indices of sequences, but it"):
-        ours.linear_cross_entropy(torch.rand(N, H), head, target, shift=True)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
