@@ -46,6 +46,8 @@ constexpr Dtypes kRectified = {at::kFloat, at::kHalf, at::kChar, at::kInt, at::k
 constexpr Dtypes kDotted = {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::kByte};
 constexpr Dtypes kFilled = {at::kFloat, at::kInt, at::kLong, at::kHalf, at::kChar, at::kBool, at::kBFloat16};
 constexpr Dtypes kHardSigmoids = {at::kFloat, at::kHalf, at::kInt, at::kBFloat16};
+constexpr Dtypes kSorted = {at::kHalf,  at::kFloat, at::kBFloat16, at::kByte, at::kChar,
+                            at::kShort, at::kInt,   at::kLong,     at::kBool};
 constexpr Dtypes kDifferences = {at::kFloat, at::kHalf, at::kBFloat16, at::kLong};
 
 struct Document {
@@ -105,6 +107,9 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::std", {"aclnnStd", kFloats}},
         {"aten::var", {"aclnnVarCorrection", kFloats}},
         {"aten::var_mean", {"aclnnVarMean", kFloats}},
+        {"aten::std_mean", {"aclnnStdMeanCorrection", kFloats}},
+        {"aten::sort", {"aclnnSort", kSorted}},
+        {"aten::soft_margin_loss", {"aclnnSoftMarginLoss", kFloats}},
     };
     return all;
 }

@@ -51,6 +51,9 @@ _CALLS = {
     "aclnnStd": lambda x: x.std(1),
     "aclnnVarCorrection": lambda x: x.var(1),
     "aclnnVarMean": lambda x: torch.var_mean(x, 1)[0],
+    "aclnnStdMeanCorrection": lambda x: torch.std_mean(x, 1)[0],
+    "aclnnSort": lambda x: x.sort(1)[0],
+    "aclnnSoftMarginLoss": lambda x: F.soft_margin_loss(x, x.sign().detach()),
 }
 
 # Of CANN's names and PyTorch's: integers that PyTorch's CPU kernels compute, and CANN does not.
