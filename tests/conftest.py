@@ -28,6 +28,9 @@ os.environ.setdefault("HOST_NPU_DTYPES", "torch")
 # Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
 torch.set_num_threads(1)
 
+# Of the tensors that modules make when they are imported; each test seeds again.
+torch.manual_seed(0)
+
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=100, derandomize=True)
 # For tests/fuzz.py: other examples each time, and those that failed again.
 _found = {"database": hypothesis.database.DirectoryBasedExampleDatabase(".fuzz/hypothesis"), "print_blob": True}
