@@ -87,11 +87,6 @@ def operators(root: Path) -> list[str]:
     return sorted(_names(root, "torch_aclnn_ops/ops") | _names(root, "docs/operators") | _drop_ins(root))
 
 
-def composed(root: Path) -> list[str]:
-    """Return the names of the files of functions that have no operator of CANN."""
-    return sorted(_names(root, "torch_aclnn_ops/functional") - set(operators(root)))
-
-
 def _drop_ins(root: Path) -> set[str]:
     functions = _names(root, "torch_aclnn_ops/functional")
     return {name for name in functions if "@drop_in" in _text(root, f"torch_aclnn_ops/functional/{name}.py")}

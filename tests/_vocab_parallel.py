@@ -136,13 +136,13 @@ OPTIONS = {
 }
 
 
-def _call(vocabulary, name, bias=True, **more):
+def _call(vocabulary, name, **more):
     """Return the arguments to differentiate by, and the call with some options."""
     options = {key: make(vocabulary) if callable(make) else make for key, make in OPTIONS[name].items()}
     input, weight, linear_bias, target = vocabulary.arguments()
     target = options.pop("target", target)
-    arguments = (input, weight, linear_bias) if bias else (input, weight)
-    return arguments, partial(vocabulary.loss, input, weight, linear_bias if bias else None, target, **options, **more)
+    arguments = input, weight, linear_bias
+    return arguments, partial(vocabulary.loss, *arguments, target, **options, **more)
 
 
 def named(found):
@@ -150,17 +150,12 @@ def named(found):
     return dict(zip(("copy.input", "shard.weight", "shard.bias"), found, strict=False))
 
 
-def gradients(vocabulary, name, bias=True, **more):
+def gradients(vocabulary, name, **more):
     """Return the results of a call and its gradients."""
-    arguments, call = _call(vocabulary, name, bias, **more)
+    arguments, call = _call(vocabulary, name, **more)
     results, total = call()
     found = torch.autograd.grad(total, arguments)
     return {f"copy.{i}": one for i, one in enumerate(results)} | named(found)
-
-
-def without_bias(vocabulary):
-    """A head without a bias, which the fused operators serve on an NPU."""
-    return gradients(vocabulary, "z-loss", bias=False)
 
 
 def float32_weights(vocabulary):
@@ -341,7 +336,7 @@ def _collectives(vocabulary, name):
     return forward.get_total_counts(), backward.get_total_counts()
 
 
-FUNCTIONS = (without_bias, sizes_found_by_a_collective, partial_input_gradient, frozen_head, compiled)
+FUNCTIONS = (sizes_found_by_a_collective, partial_input_gradient, frozen_head, compiled)
 FUNCTIONS += (gradients_of_target_and_weights, second_derivatives, forward_over_reverse, batched, distributed_tensors)
 FUNCTIONS += (distributed_head_and_a_group, groups_of_some_processes, number_of_collectives)
 
