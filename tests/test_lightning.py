@@ -62,12 +62,12 @@ def make_trainer(*callbacks, epochs=2, **options):
     )
 
 
-def _rows():
+def rows():
     return DataLoader(torch.randn(BATCHES * 2, 3, generator=torch.Generator().manual_seed(1)), 2)
 
 
 def fit(trainer, model, **options):
-    trainer.fit(model, _rows(), _rows(), **options)
+    trainer.fit(model, rows(), rows(), **options)
     return model
 
 
@@ -92,7 +92,7 @@ def test_validation_uses_the_averages_and_restores_the_weights(optimizers):
     averages = averages_of(trainer, model)
     assert equal(model.seen[-1], averages)
     assert not equal(model.state_dict(), averages)
-    trainer.test(model, _rows(), verbose=False)
+    trainer.test(model, rows(), verbose=False)
     assert equal(model.seen[-1], averages)
 
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_given_to_a_later_loop_is_what_it_evaluates_until_the_next_
     first = torch.load(min(tmp_path.glob("*.ckpt")), weights_only=True)["state_dict"]
     assert not equal(first, averages_of(trainer, model))
     for path in (min(tmp_path.glob("*.ckpt")), None):
-        trainer.test(model, _rows(), ckpt_path=path, verbose=False)
+        trainer.test(model, rows(), ckpt_path=path, verbose=False)
         assert equal(model.seen[-1], first)
     trainer.fit_loop.max_epochs += 1
     fit(trainer, model)
@@ -296,6 +296,6 @@ def test_unsupported_trainer_settings_raise_before_training(model, callbacks, se
 @pytest.mark.parametrize("steps", [2, 100])
 def test_a_report_counts_the_first_steps(steps, tmp_path):
     callback = ReportCallback(steps)
-    make_trainer(callback, epochs=1, default_root_dir=tmp_path).fit(Model(), _rows())
+    make_trainer(callback, epochs=1, default_root_dir=tmp_path).fit(Model(), rows())
     counts = callback.report.as_dict()["operators"]["apply_fused_ema_adam_"]
     assert counts["calls"] == min(steps, BATCHES) * len(list(Model().parameters()))

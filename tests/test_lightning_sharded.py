@@ -3,20 +3,20 @@
 import os
 from pathlib import Path
 
-from torch_aclnn_ops.integrations.lightning import EmaCallback
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
 import torch.distributed as dist
 from host_npu.testing import run
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader
+
+from tests.test_lightning import make_trainer, rows
 
 WORLD_SIZE = 2
 
@@ -59,23 +59,8 @@ def trainer(epochs, precision, *callbacks, distributed=False):
     rank = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": WORLD_SIZE}
     os.environ.update({name: str(value) for name, value in rank.items()})
     strategy = ModelParallelStrategy(WORLD_SIZE, 1, save_distributed_checkpoint=distributed)
-    return Trainer(
-        accelerator="cpu",
-        devices=WORLD_SIZE,
-        strategy=strategy,
-        plugins=[TorchElasticEnvironment()],
-        precision=precision,
-        max_epochs=epochs,
-        callbacks=[EmaCallback(), *callbacks],
-        logger=False,
-        enable_checkpointing=bool(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
-def rows():
-    return DataLoader(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), 2)
+    options = {"devices": WORLD_SIZE, "strategy": strategy, "plugins": [TorchElasticEnvironment()]}
+    return make_trainer(*callbacks, epochs=epochs, precision=precision, **options)
 
 
 def trained(epochs, precision, **options):
