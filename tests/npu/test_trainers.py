@@ -154,10 +154,6 @@ def _copies(tensors):
     return {name: tensor.cpu().clone() for name, tensor in tensors.items()}
 
 
-def _equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name].cpu(), other[name].cpu()) for name in one)
-
-
 @each_flatten
 def test_accelerate_saves_and_loads_every_parameter(flatten, tmp_path):
     accelerator = Accelerator()
@@ -172,9 +168,9 @@ def test_accelerate_saves_and_loads_every_parameter(flatten, tmp_path):
         accelerator.save_model(model, tmp_path / "averages")
     _step(model, optimizer)
     accelerator.load_state(tmp_path / "state")
-    assert _equal(_copies(model.state_dict()), weights)
-    assert _equal(load_file(tmp_path / "weights" / "model.safetensors"), weights)
-    assert _equal(load_file(tmp_path / "averages" / "model.safetensors"), averages)
+    assert equal(_copies(model.state_dict()), weights)
+    assert equal(load_file(tmp_path / "weights" / "model.safetensors"), weights)
+    assert equal(load_file(tmp_path / "averages" / "model.safetensors"), averages)
 
 
 @each_flatten
@@ -185,7 +181,7 @@ def test_safetensors_saves_and_loads_every_parameter(flatten, tmp_path):
     save_model(model, tmp_path / "model.safetensors")
     _step(model, optimizer)
     load_model(model, tmp_path / "model.safetensors", device="npu:0")
-    assert _equal(_copies(model.state_dict()), weights)
+    assert equal(_copies(model.state_dict()), weights)
 
 
 EAGER = {"attn_implementation": "eager"}
