@@ -180,7 +180,6 @@ def test_batched_gradients_raise(group_of_two):
         torch.autograd.grad(loss, input, torch.ones(2, dtype=loss.dtype), is_grads_batched=True)
 
 
-@pytest.mark.every_nth_case(3)
 def test_everything_else_works_with_a_torch_without_distributed():
     program = """
         import torch.distributed as dist

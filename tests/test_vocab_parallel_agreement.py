@@ -317,7 +317,6 @@ def test_an_out_of_range_target_of_a_local_shard_raises_with_a_hint(device, foun
             assert math.isnan(value[0])
 
 
-@pytest.mark.every_nth_case(3)
 def test_mismatched_compiled_calls_give_nan():
     for different, same in run(compiled, 2):
         assert all(map(math.isnan, different)) and all(map(math.isfinite, same))
