@@ -48,7 +48,9 @@ constexpr Dtypes kFilled = {at::kFloat, at::kInt, at::kLong, at::kHalf, at::kCha
 constexpr Dtypes kHardSigmoids = {at::kFloat, at::kHalf, at::kInt, at::kBFloat16};
 constexpr Dtypes kSorted = {at::kHalf,  at::kFloat, at::kBFloat16, at::kByte, at::kChar,
                             at::kShort, at::kInt,   at::kLong,     at::kBool};
-constexpr Dtypes kDifferences = {at::kFloat, at::kHalf, at::kBFloat16, at::kLong};
+// The document's four, and what becomes one of them beside a target of such a dtype.
+constexpr Dtypes kDifferences = {at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
+                                 at::kShort, at::kChar, at::kByte,     at::kBool};
 
 struct Document {
     const char* function;  // and document of it in ops-nn, ops-math or ops-cv

@@ -100,6 +100,11 @@ def test_integers_that_a_document_lists_are_computed():
         assert _CALLS[name](x.npu()).cpu().equal(_CALLS[name](x))
 
 
+def test_integers_beside_floats_are_those_floats():
+    x, target = torch.arange(4, dtype=torch.int32), torch.rand(4)
+    torch.testing.assert_close(F.l1_loss(x.npu(), target.npu()).cpu(), F.l1_loss(x, target))
+
+
 def test_complex_numbers_are_added_but_not_indexed():
     x = torch.randn(3, 4, dtype=torch.complex64)
     assert (x.npu() + 1).cpu().equal(x + 1)
