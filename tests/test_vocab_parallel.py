@@ -93,6 +93,12 @@ ERROR_INPUTS = {
     "bias of all": ({"linear_bias": torch.ones(8)}, RuntimeError, r"linear_bias must have shape \[4\].*\[8\]"),
     "class weight of a shard": ({"weight": torch.ones(4)}, RuntimeError, r"weight must have shape \[8\].*\[4\]"),
     "target beyond all": ({"target": torch.tensor([0, 8, 1])}, IndexError, "Target 8 is out of bounds"),
+    "target beyond a shard": (
+        {"process_group": None, "vocab_sizes": None},
+        IndexError,
+        "^Target 7 is out of bounds. linear_cross_entropy: target must be from 0 to 3, .* If linear_weight is a shard"
+        " of the head, pass process_group or fsdp_module.$",
+    ),
     "probabilities of a shard": ({"target": torch.ones(3, 4)}, RuntimeError, r"target must have shape .* \[3, 8\]"),
     "sparse input": ({"input": INPUT.to_sparse()}, TypeError, "process_group must not .* left to torch's function"),
     "integers": (
@@ -130,6 +136,11 @@ DTENSOR_ERROR_INPUTS = {
         r" but it is a DTensor with placements \(Shard\(dim=0\),\), which is ambiguous: if it is sharded by fully_shard"
         r" \(FSDP2\), pass the model that owns it as fsdp_module; if the ranks share the vocabulary, and all have the"
         " same input, pass the group of its mesh as process_group, or an input that is a DTensor with",
+    ),
+    "local shard alone": (
+        lambda: {"process_group": None, "linear_weight": _dtensor(HEAD, Shard(0)).requires_grad_().to_local()},
+        r"linear_weight must have all classes, but it is the to_local\(\) of a DTensor with placements"
+        r" \(Shard\(dim=0\),\); if it is sharded",
     ),
     "input on another mesh": (
         lambda: {"process_group": None, "input": _dtensor(INPUT, Replicate(), mesh=init_device_mesh("cpu", (1,)))},
