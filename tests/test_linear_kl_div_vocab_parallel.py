@@ -1,5 +1,6 @@
 """linear_kl_div with a vocabulary that is spread over two processes: the results of one process."""
 
+import re
 from functools import partial
 
 from torch_aclnn_ops import functional as F
@@ -130,12 +131,6 @@ def student_layer():
     return layer
 
 
-def local_shard_of_a_teacher(device):
-    """The rows of a sharded head that this process has, for a vocabulary that it takes for the whole."""
-    weight = fully_shard(student_layer()).weight.to_local()
-    return F.linear_kl_div(student()[0], weight.detach(), student()[0].detach(), weight)
-
-
 def shard_with_a_group(device):
     """The to_local() of a head whose vocabulary the processes share."""
     mesh = init_device_mesh("cpu", (2,))
@@ -145,11 +140,6 @@ def shard_with_a_group(device):
     )
     heads = {"teacher_weight": head.to_local().detach(), "process_group": mesh.get_group()}
     return F.linear_kl_div(student()[0], weight.to_local(), head_of_teacher()[0], **heads).detach()
-
-
-def dtensor(device):
-    """A sharded head itself."""
-    return F.linear_kl_div(student()[0], fully_shard(student_layer()).weight, *head_of_teacher()[:2])
 
 
 class Student(torch.nn.Module):
@@ -201,8 +191,8 @@ DIFFERENT = {
     "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored"),
 }
 OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
-OTHERS |= {one.__name__: one for one in (second_backward, compiled, whole_head, dtensor, shard_with_a_group)}
-OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide, local_shard_of_a_teacher)}
+OTHERS |= {one.__name__: one for one in (second_backward, compiled, whole_head, shard_with_a_group)}
+OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide)}
 OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 
 
@@ -254,15 +244,9 @@ def test_calls_that_differ_are_refused_on_every_rank(found, name):
         assert of_rank[f"different {name}"].startswith(sentence)
 
 
-HEADS = {
-    "whole_head": "linear_weight must be this rank's shard of the head, but it is the same on",
-    "local_shard_of_a_teacher": "teacher_weight must have all classes, but it is the to_local() of a DTensor",
-}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_the_whole_head_on_every_rank_and_a_local_shard_without_a_group_are_refused(found, name):
-    assert all(of_rank[name].startswith(f"ValueError: linear_kl_div: {HEADS[name]}") for of_rank in found)
+def test_the_whole_head_on_every_rank_is_refused(found):
+    sentence = "ValueError: linear_kl_div: linear_weight must be this rank's shard of the head, but it is the same on"
+    assert all(of_rank["whole_head"].startswith(sentence) for of_rank in found)
 
 
 def test_a_retained_graph_gives_its_gradients_again_and_no_second_derivatives(found):
@@ -275,11 +259,15 @@ def test_compiled_code_breaks_its_graph_at_the_call(found):
         torch.testing.assert_close(*of_rank["compiled"])
 
 
-def test_a_dtensor_is_refused_with_a_remedy(found):
-    for of_rank in found:
-        assert "linear_weight must be a plain tensor, but it is a DTensor" in of_rank["dtensor"]
-        assert f"pass its {GATHERED}" in of_rank["dtensor"]
-        assert "pass its to_local() with process_group" in of_rank["dtensor"]
+def test_a_sharded_head_without_a_group_is_refused_with_a_remedy(group_of_two):
+    mesh = init_device_mesh("cpu", (2,))
+    head = distribute_tensor(student_layer().weight.detach(), mesh, [Shard(0)]).requires_grad_()
+    rows, weight = student()[0].detach(), head.to_local()
+    remedies = f"pass its {re.escape(GATHERED)}.* pass its to_local.. with process_group"
+    with pytest.raises(TypeError, match=f"linear_weight must be a plain tensor, but it is a DTensor.*{remedies}"):
+        F.linear_kl_div(rows, head, *head_of_teacher()[:2])
+    with pytest.raises(ValueError, match=r"teacher_weight must have all classes, but it is the to_local\(\) of a DTe"):
+        F.linear_kl_div(rows, weight.detach(), rows, weight)
 
 
 def test_the_local_tensor_of_a_dtensor_is_accepted_with_a_group(found):

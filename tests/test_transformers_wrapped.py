@@ -202,15 +202,10 @@ def _adapted_head(mesh):
     patch_model(model)(**share(mesh.get_rank(), mesh.device_type))
 
 
-def _patch_ddp(mesh):
-    patch_model(DistributedDataParallel(_make(mesh)))
-
-
 REFUSALS = {
     "norm and head": _resharded_group,
     "a head in FSDP1": _fsdp1_head,
     "a head with adapters by itself": _adapted_head,
-    "DistributedDataParallel": _patch_ddp,
 }
 
 
@@ -294,7 +289,6 @@ SENTENCES = {
     "norm and head": "sharded the head together with other modules.*reshard_after_forward=False",
     "a head in FSDP1": "the head's weights are still sharded.*FSDP1, ZeRO-3",
     "a head with adapters by itself": "head with adapters.*shard such a head together with the rest",
-    "DistributedDataParallel": "but it is a DistributedDataParallel; call it before",
 }
 
 
