@@ -118,17 +118,11 @@ def optimizer(kind, weight):
 
 
 @each_dtype
+@pytest.mark.parametrize("is_dtensor", [False, True])
 @pytest.mark.parametrize("kind", ["torch", "one by one", "flattened"])
-def test_a_step_is_noticed(kind, dtype):
-    weight = nn.Parameter(torch.ones(3, dtype=dtype))
-    for _ in range(2):
-        assert_step_is_noticed(weight, optimizer(kind, weight).step)
-
-
-@each_dtype
-@pytest.mark.parametrize("kind", ["torch", "one by one"])
-def test_a_step_of_a_dtensor_is_noticed(kind, dtype, mesh_of_one):
-    weight = nn.Parameter(distribute_tensor(torch.ones(3, dtype=dtype), mesh_of_one, [Replicate()]))
+def test_a_step_is_noticed(kind, is_dtensor, dtype, mesh_of_one):
+    values = torch.ones(3, dtype=dtype)
+    weight = nn.Parameter(distribute_tensor(values, mesh_of_one, [Replicate()]) if is_dtensor else values)
     for _ in range(2):
         assert_step_is_noticed(weight, optimizer(kind, weight).step)
 
