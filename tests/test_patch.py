@@ -12,6 +12,7 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 from tests.test_nn import MODULES
 
@@ -179,13 +180,7 @@ def test_nested_patches_of_other_code_are_kept_and_undone():
 @pytest.mark.parametrize("first", ["torch's", "patched"])
 def test_compiled_code_is_recompiled(first):
     torch.compiler.reset()
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append({node.target for node in graph.graph.nodes})
-        return graph
-
-    input = torch.rand(3, requires_grad=True)
+    backend, input = EagerAndRecordGraphs(), torch.rand(3, requires_grad=True)
     compiled = torch.compile(lambda: torch.nn.MSELoss()(input, torch.ones(3)), backend=backend, fullgraph=True)
     if first == "torch's":
         compiled()
@@ -194,6 +189,7 @@ def test_compiled_code_is_recompiled(first):
         (gradient,) = torch.autograd.grad(ORIGINALS["mse_loss"](input, torch.ones(3)), input)
         torch.testing.assert_close(input.grad, gradient)
     compiled()
+    graphs = [{node.target for node in graph.graph.nodes} for graph in backend.graphs]
     calls_torchs = [ORIGINALS["mse_loss"] in graph for graph in graphs]
     assert calls_torchs == ([True, False] if first == "torch's" else [False, True])
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 from tests._language_models import (
     BATCH,
@@ -126,16 +127,11 @@ def test_gradient_checkpointing_changes_nothing(reentrant):
 def test_compiled_models_are_one_graph(family):
     model = make(family, use_cache=False)
     expected = Step(model)
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
+    backend = EagerAndRecordGraphs()
     patch_model(model, chunk_size=CHUNK)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     step = Step(compiled, measured=False)
-    assert len(graphs) == 1
+    assert len(backend.graphs) == 1
     step.gradients = {name.removeprefix("_orig_mod."): one for name, one in step.gradients.items()}
     assert_close(step, expected)
 
