@@ -126,7 +126,6 @@ def test_a_step_returns_the_loss_of_its_closure():
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.every_nth_case(5)
 def test_a_compiled_step_with_a_scheduler_is_compiled_twice_at_most(backend, flatten):
-    torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
     results = []
     for is_compiled in (True, False):

@@ -179,7 +179,6 @@ def test_nested_patches_of_other_code_are_kept_and_undone():
 
 @pytest.mark.parametrize("first", ["torch's", "patched"])
 def test_compiled_code_is_recompiled(first):
-    torch.compiler.reset()
     backend, input = EagerAndRecordGraphs(), torch.rand(3, requires_grad=True)
     compiled = torch.compile(lambda: torch.nn.MSELoss()(input, torch.ones(3)), backend=backend, fullgraph=True)
     if first == "torch's":
@@ -195,7 +194,6 @@ def test_compiled_code_is_recompiled(first):
 
 
 def test_code_that_is_patched_inside_can_be_compiled():
-    torch.compiler.reset()
     input, seen = torch.rand(3), []
 
     @patch()
