@@ -21,6 +21,7 @@ from host_npu import _libraries
 from host_npu.testing import outcomes, run
 
 from tests._children import run_pytest
+from tests._optim import Weights, averages_of, weights_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -196,6 +197,33 @@ def _step_where_torch_npu_came_last(device):
 
 def test_a_flattened_step_works_if_torch_npu_is_imported_after_the_optimizer():
     assert run(_step_where_torch_npu_came_last, 1, backend="") == [[0.5, 0.5, 0.5]]
+
+
+def _steps_in_float64(device, options):
+    """Return weights and averages where every second step leaves parameters without a gradient."""
+    model = Weights().to(device)
+    optimizer = FusedEmaAdam(model.parameters(), lr=torch.tensor(0.1), **options)
+    for step in range(4):
+        reference = Weights()
+        reference.set_gradients(step)
+        for i, (weight, other) in enumerate(zip(model.parameters(), reference.parameters(), strict=True)):
+            weight.grad = other.grad.to(device) if (i + step) % 2 else None
+        optimizer.step()
+    return [tensor.detach().cpu() for tensor in (*weights_of(model), *averages_of(model, optimizer))]
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({}, 1e-14),
+        ({"ema_decay": 0.3, "flatten": True}, 1e-14),
+        ({"ema_warmup": "ratio"}, 1e-7),  # the decays of steps on a device are in float32
+    ],
+    ids=str,
+)
+def test_steps_in_float64_need_nothing_that_cann_has_not_in_float64(options, tolerance):
+    outcome = _run(_steps_in_float64, options, HOST_NPU_DTYPES="cann")
+    torch.testing.assert_close(outcome.value, _steps_in_float64("cpu", options), rtol=tolerance, atol=tolerance)
 
 
 def test_check_values_takes_a_bool():

@@ -9,7 +9,7 @@ from typing import Any
 from torch_aclnn_ops._tensors import DTYPES, is_dtensor, is_plain
 from torch_aclnn_ops._torch_compat.private import foreach_copy_, foreach_lerp_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
-from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
+from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, is_float64_on_npu, lerp, mark_modified
 from torch_aclnn_ops.ops.ema_adam.kernels import batches, by_device, update
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import CachedState, has_state
@@ -142,9 +142,10 @@ def update_ema_params(tensors: TensorLists, steps: list[Tensor], options: Option
         applies = found_inf.reshape(()) == 0
         weight = (applies.to(weight.device) if isinstance(weight, Tensor) else applies) * weight
     tensors = tensors.local()
-    if isinstance(weight, Tensor):
+    if isinstance(weight, Tensor) or any(map(is_float64_on_npu, tensors.ema_params)):
         for old, new in zip(tensors.ema_params, tensors.params, strict=True):
-            old.lerp_(new, weight.to(old.device, old.dtype))
+            share = weight.to(old.device, old.dtype) if isinstance(weight, Tensor) else weight
+            old.copy_(lerp(old, new, share)) if is_float64_on_npu(old) else old.lerp_(new, share)
     elif weight != 0:
         for part in by_device(tensors):
             foreach_lerp_(part.ema_params, part.params, weight)

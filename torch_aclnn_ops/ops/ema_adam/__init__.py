@@ -53,7 +53,27 @@ def _check_values(_grad: Tensor, _var: Tensor, _m: Tensor, _v: Tensor, _s: Tenso
 
 def _bias_correction(beta: float, count: Tensor) -> Tensor:
     """Return ``1 - beta**count`` without cancellation, which loses 4 digits in float32 at ``beta=0.999, count=1``."""
-    return -torch.expm1(count * math.log(beta)) if beta > 0 else 1 - beta**count
+    if beta == 0:
+        return 1 - beta**count
+    exponent = count * math.log(beta)
+    return 1 - exponent.exp() if is_float64_on_npu(count) else -torch.expm1(exponent)
+
+
+def is_float64_on_npu(tensor: Tensor) -> bool:
+    """Return whether a tensor is one of which CANN computes neither ``expm1`` nor ``lerp``."""
+    return tensor.dtype == torch.float64 and tensor.device.type == "npu"
+
+
+def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
+    """Return what ``torch.lerp`` computes, also in float64 on an NPU."""
+    if not is_float64_on_npu(start):
+        return torch.lerp(start, end, weight)
+    # From the nearer end, so that the result is exact at both ends.
+    difference = end - start
+    near_start, near_end = start + weight * difference, end - (1 - weight) * difference
+    if isinstance(weight, Tensor):
+        return near_start.where(weight < 0.5, near_end)
+    return near_start if weight < 0.5 else near_end
 
 
 def lerp_average(average: Tensor, weight: Tensor, share: Any) -> Tensor:
@@ -63,7 +83,7 @@ def lerp_average(average: Tensor, weight: Tensor, share: Any) -> Tensor:
     share of 1e-4. Therefore this uses ``lerp``, unless the average is infinite.
     """
     weighted_sum = (1 - share) * average + share * weight
-    return torch.where(average.isinf(), weighted_sum, torch.lerp(average, weight, share))
+    return torch.where(average.isinf(), weighted_sum, lerp(average, weight, share))
 
 
 def formula(
@@ -88,7 +108,8 @@ def formula(
     """
     wide = accumulation_dtype(grad.dtype)
     gradient, weight, first, second, average = (tensor.to(wide) for tensor in (grad, var, m, v, s))
-    count = step.flatten()[0].to(wide)
+    # Not step.to(wide), because torch_npu casts to float32 instead of float64.
+    count = step.flatten()[0] * torch.ones((), dtype=wide, device=step.device)
     correction1 = _bias_correction(beta1, count) if bias_correction else 1.0
     correction2 = _bias_correction(beta2, count) if bias_correction else 1.0
     if weight_decay_mode == _L2:

@@ -28,6 +28,7 @@ from torch_aclnn_ops.ops.ema_adam import (
     Options,
     TensorLists,
     apply_with_tensor_lr_,
+    lerp,
     lerp_average,
     run,
     run_lists,
@@ -178,7 +179,7 @@ def _out_of_place_update(
     _apply_operator(supported, grad, *new_states, new_step)
     new_param, new_average = new_states[0], new_states[-1]
     if isinstance(lr, Tensor) and not _operator_supports(lr):
-        new_param.copy_(states[0].lerp(new_param, lr.reshape(()).to(new_param)))
+        new_param.copy_(lerp(states[0], new_param, lr.reshape(()).to(new_param)))
     if is_on_device:
         share = 1 - ema_decay
         share = share.reshape(()).to(new_average) if isinstance(share, Tensor) else share
