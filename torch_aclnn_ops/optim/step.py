@@ -137,6 +137,8 @@ def update_ema_params(tensors: TensorLists, steps: list[Tensor], options: Option
     ``steps`` are the counts of all of them after this step.
     """
     weight = 1 - _decay(steps, tensors.steps[0].device, schedule)
+    if not isinstance(weight, Tensor) and weight == 0:
+        return
     found_inf = options.found_inf
     if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):
         applies = found_inf.reshape(()) == 0
@@ -146,7 +148,7 @@ def update_ema_params(tensors: TensorLists, steps: list[Tensor], options: Option
         for old, new in zip(tensors.ema_params, tensors.params, strict=True):
             share = weight.to(old.device, old.dtype) if isinstance(weight, Tensor) else weight
             old.copy_(lerp(old, new, share)) if is_float64_on_npu(old) else old.lerp_(new, share)
-    elif weight != 0:
+    else:
         for part in by_device(tensors):
             foreach_lerp_(part.ema_params, part.params, weight)
 
