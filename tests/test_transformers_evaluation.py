@@ -131,14 +131,38 @@ def test_a_trainer_with_metrics_gets_no_predictions_and_a_warning(tmp_path):
         assert trainer.evaluate()["eval_size"] == 0
 
 
-@pytest.mark.parametrize(("eval_logits", "smoothing"), [(True, 0.0), (False, 0.1)])
-def test_a_trainer_whose_metrics_get_logits_is_not_warned(eval_logits, smoothing, tmp_path):
+def _loss(outputs, labels, num_items_in_batch=None):
+    return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+@pytest.mark.parametrize(
+    ("eval_logits", "loss", "options"),
+    [
+        (True, None, {}),
+        (False, None, {"label_smoothing_factor": 0.1}),
+        (False, _loss, {}),
+        (False, None, {"prediction_loss_only": True}),
+    ],
+    ids=["logits", "smoothing", "own loss", "loss only"],
+)
+def test_a_trainer_whose_metrics_lack_no_logits_is_not_warned(eval_logits, loss, options, tmp_path):
     model = patch_model(make(), chunk_size=CHUNK, eval_logits=eval_logits)
-    trainer = make_trainer(tmp_path, model, label_smoothing_factor=smoothing)
+    trainer = make_trainer(tmp_path, model, **options)
+    trainer.compute_loss_func = loss
     trainer.compute_metrics = lambda given: {"size": len(given.predictions)}
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="EmaCallback")
-        assert trainer.evaluate()["eval_size"] == len(trainer.eval_dataset)
+        found = trainer.evaluate()
+    assert "prediction_loss_only" in options or found["eval_size"] == len(trainer.eval_dataset)
+
+
+def test_a_trainer_that_predicts_without_labels_is_not_warned_and_gets_logits(tmp_path):
+    trainer = make_trainer(tmp_path, _patch(make()))
+    trainer.compute_metrics = lambda given: {}
+    rows = [{name: row[name] for name in row if name != "labels"} for row in trainer.eval_dataset]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="EmaCallback")
+        assert len(trainer.predict(rows).predictions) == len(rows)
 
 
 def test_after_a_forward_pass_that_raises_logits_are_returned_as_ever():

@@ -62,7 +62,8 @@ class EmaCallback(TrainerCallback):
         trainer.evaluation_loop = self._evaluate
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        _warn_of_missing_logits(self._trainer)
+        if kwargs.get("description") == "Evaluation":  # predict() may have rows without labels, which give logits
+            _warn_of_missing_logits(self._trainer)
         # The optimizer's EMA weights are the latest, not the best.
         optimizers = [] if self._has_best_ema_params else ema_optimizers([self._trainer.optimizer])
         with swapped(optimizers, self._trainer.model):
@@ -129,8 +130,10 @@ def _warn_of_lost_ema_params(optimizer: Any, step: int) -> None:
 def _warn_of_missing_logits(trainer: Any) -> None:
     """Warn if ``compute_metrics`` gets no logits, because the Trainer's model was patched to return none."""
     patches = [vars(one)[PATCH] for one in trainer.model.modules() if PATCH in vars(one)]
-    has_labels = not trainer.args.label_smoothing_factor  # for which the Trainer calls the model without them
-    if trainer.compute_metrics is not None and has_labels and not all(one.record.eval_logits for one in patches):
+    # The Trainer calls the model without labels if it computes the loss itself.
+    has_labels = not trainer.args.label_smoothing_factor and getattr(trainer, "compute_loss_func", None) is None
+    needs_logits = trainer.compute_metrics is not None and not trainer.args.prediction_loss_only
+    if needs_logits and has_labels and not all(one.record.eval_logits for one in patches):
         warnings.warn(
             "EmaCallback: compute_metrics gets no logits, because patch_model was called with eval_logits=False; call"
             " patch_model(model, eval_logits=True)",
