@@ -1,8 +1,9 @@
 """Invalid arguments on an NPU: the call raises a clear exception, and the next call works."""
 
 import re
+from contextlib import nullcontext
 
-from torch_aclnn_ops import _extension, ops
+from torch_aclnn_ops import _extension, disabled, ops
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -153,7 +154,7 @@ def internal_formats():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("moment", ["first step", "later", "without a gradient"])
+@pytest.mark.parametrize("moment", ["first step", "later", "without a gradient", "disabled"])
 def test_a_parameter_in_a_private_format_is_named_before_a_step_writes(moment, dtype, internal_formats):
     import torch_npu
 
@@ -165,13 +166,24 @@ def test_a_parameter_in_a_private_format_is_named_before_a_step_writes(moment, d
         optimizer.step()
     before = weights_of(model), states_of(optimizer)
     model[1].weight.data = torch_npu.npu_format_cast(model[1].weight.data, 29)
-    with pytest.raises(RuntimeError, match=r"parameter '1.weight' must not be in a private format.*npu_format_cast"):
+    sentence = r"parameter '1.weight' must not be in a private format.*npu_format_cast"
+    with disabled() if moment == "disabled" else nullcontext(), pytest.raises(RuntimeError, match=sentence):
         step_with(optimizer)
     assert_all_equal(weights_of(model), before[0])
     assert_all_equal(states_of(optimizer), before[1])
     model[1].weight.data = torch_npu.npu_format_cast(model[1].weight.data, 2)
     step_with(optimizer)
     assert not torch.equal(model[1].weight, before[0][2])
+
+
+def test_a_parameter_in_a_private_format_may_have_no_gradient(internal_formats):
+    import torch_npu
+
+    weights = [nn.Parameter(torch.ones(20, 40, device="npu")) for _ in range(2)]
+    weights[0].data = torch_npu.npu_format_cast(weights[0].data, 29)
+    weights[1].grad = torch.ones_like(weights[1])
+    FusedEmaAdam(weights, lr=0.1).step()
+    assert torch.equal(weights[0], torch.ones_like(weights[0])) and not torch.equal(*weights)
 
 
 def test_a_parameter_in_a_private_format_is_flattened(internal_formats):

@@ -224,7 +224,7 @@ class FusedEmaAdam(EmaOptimizer):
         have_moved = not self._placement.is_current(self.param_groups)
         if have_moved:
             check_memory(self.param_groups, self.state)
-            check_formats(self.param_groups, self._flatten)
+            check_formats(self.param_groups, self.state, self._flatten)
         own = [i for i, one in self._flat_groups.items() if one.has_own_grads()]  # each group notes it for this step
         _steps.check_gradients(self.param_groups, [] if have_moved else own)
         grad_scale, found_inf = _steps.grad_scaling(self, **scaler)

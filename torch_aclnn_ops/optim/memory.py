@@ -7,7 +7,6 @@ from typing import Any
 from torch_aclnn_ops._cpu_extension import holds, placement
 from torch_aclnn_ops._tensors import extent, first_overlap, is_plain, local
 from torch_aclnn_ops._torch_npu import has_private_format
-from torch_aclnn_ops.ops.ema_adam import why_not_cann
 from torch_aclnn_ops.optim.flat import can_flatten
 from torch_aclnn_ops.optim.state import TENSOR_STATES, check_shape
 
@@ -77,11 +76,11 @@ def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
     check_no_shared_memory(groups)
 
 
-def check_formats(groups: _Groups, flatten: bool) -> None:
-    """Raise if CANN's operator would have to write to a parameter in a private format; a flattened one is copied."""
+def check_formats(groups: _Groups, states: Mapping[Tensor, Any], flatten: bool) -> None:
+    """Raise if a parameter that is used is in a private format; one that can be flattened is copied."""
     for param, name in _named(groups):
-        is_private = param.requires_grad and has_memory(local(param)) and has_private_format(local(param))
-        if is_private and why_not_cann(param) is None and not (flatten and can_flatten(param)):
+        is_used = (param.grad is not None or states.get(param)) and has_memory(local(param))
+        if is_used and has_private_format(local(param)) and not (flatten and can_flatten(param)):
             raise RuntimeError(
                 f"FusedEmaAdam: {name} must not be in a private format such as FRACTAL_NZ, in which CANN's operator"
                 " cannot write it; assign param.data = torch_npu.npu_format_cast(param.data, 2) before the step"
