@@ -197,8 +197,9 @@ def test_the_function_accepts_empty_lists():
 @pytest.mark.parametrize("name", LISTS)
 def test_the_function_names_what_is_no_tensor(name):
     lists = make_lists()
-    with pytest.raises(TypeError, match=f"^fused_ema_adam: {name} must be a list of tensors, but it is None$"):
-        fused_ema_adam(**{**lists, name: None}, **OPTIONS)
+    for listed in (None, set(lists[name]), torch.ones(len(lists[name]))):
+        with pytest.raises(TypeError, match=f"^fused_ema_adam: {name} must be a list of tensors, but it is "):
+            fused_ema_adam(**{**lists, name: listed}, **OPTIONS)
     lists[name][3] = None
     with pytest.raises(TypeError, match=rf"^fused_ema_adam: {name}\[3\] must be a Tensor, but it is None$"):
         fused_ema_adam(**lists, **OPTIONS)
