@@ -70,7 +70,8 @@ class Trainee:
         **options: Any,
     ) -> None:
         models = [Weights(dtype, seed) for seed, dtype in enumerate(dtypes)]
-        groups = [{"params": list(model.parameters())[i::2]} for i, model in enumerate(models)]
+        every = 1 if dtypes[0] != dtypes[1] else 2  # of one dtype, the groups have the shapes together
+        groups = [{"params": list(model.parameters())[i % every :: every]} for i, model in enumerate(models)]
         self.params = [param for group in groups for param in group["params"]]
         self.optimizer = FusedEmaAdam(groups, **{**SETTINGS, **options})
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None

@@ -11,6 +11,8 @@ from functorch.compile import aot_function, nop
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from tests import _torchs as torchs
+
 
 def _tensors(dtype=torch.float32, rows=6):
     torch.manual_seed(0)
@@ -116,14 +118,22 @@ _WRONG = [
     ({"linear_weight": torch.ones(5, 4).to_sparse(), "softcap": 2.0}, TypeError, f"softcap {_LEFT}"),
     ({"linear_weight": torch.ones(5, 2, 4), "token_weight": torch.ones(3)}, TypeError, f"token_weight {_LEFT}"),
     ({"input": torch.ones(3, 5)}, RuntimeError, _LOGITS),
+    (
+        {"weight": torch.ones(5).double()},
+        RuntimeError,
+        "weight must have dtype torch.float32, but it has torch.float64",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "exception", "sentence"), _WRONG, ids=["sparse", "positions", "logits"])
+@pytest.mark.parametrize(("wrong", "exception", "sentence"), _WRONG, ids=["sparse", "positions", "logits", "dtype"])
 def test_arguments_that_do_not_match_are_refused_with_their_names(wrong, exception, sentence):
     arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "target": torch.arange(3), **wrong}
     with pytest.raises(exception, match=f"^linear_cross_entropy: {re.escape(sentence)}$"):
         ours.linear_cross_entropy(**arguments)
+    if _LEFT not in sentence and torchs.HAS_LINEAR_CROSS_ENTROPY:
+        with pytest.raises(exception):
+            torchs.functional.linear_cross_entropy(**arguments)
 
 
 @pytest.mark.parametrize("target", [[0, 1, -100], [0, 1, 2]], ids=["a row is ignored", "no row is ignored"])

@@ -5,6 +5,7 @@ import re
 import runpy
 
 from torch_aclnn_ops import ops
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 
 import pytest
 
@@ -58,14 +59,19 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("page", RUNNING_PAGES)
-def test_the_code_of_a_page_runs_as_it_stands(page, request):
+def _run_page(page, request):
     names = {"__name__": "page"}
     for fixture in GIVEN.get(page, ()):
         names |= request.getfixturevalue(fixture)
     for block in blocks(page):
         if block.language in RUN and block.title not in (ON_NPU, ELSEWHERE):
             run(block, names)
+    return names
+
+
+@pytest.mark.parametrize("page", RUNNING_PAGES)
+def test_the_code_of_a_page_runs_as_it_stands(page, request):
+    _run_page(page, request)
 
 
 def test_every_code_block_is_run_or_marked_as_illustration():
@@ -73,6 +79,20 @@ def test_every_code_block_is_run_or_marked_as_illustration():
     assert not unknown
     titles = {block.title for block in ALL_BLOCKS if block.language in RUN and block.page not in PAGES_OF_FILES}
     assert titles <= {"", ON_NPU, "on every rank", ELSEWHERE}
+
+
+def test_the_lines_for_hugging_face_train_without_logits_and_save_averages(empty_folder, tmp_path):
+    first, *_ = blocks("docs/integrations.md")
+    names = {}
+    run(first, names)
+    assert (tmp_path / "output/checkpoint-2/ema/model.safetensors").exists()
+    rows = {name: one[None] for name, one in names["rows"][0].items()}
+    assert isinstance(names["model"].train()(**rows).logits, LazyLogits)
+
+
+def test_the_line_for_lightning_gives_its_trainer_the_callback(request):
+    trainer = _run_page("docs/integrations.md", request)["trainer"]
+    assert [type(one).__module__ for one in trainer.callbacks].count("torch_aclnn_ops.integrations.lightning") == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

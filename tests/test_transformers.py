@@ -353,6 +353,11 @@ class Linear4bit(nn.Linear):
 REFUSALS = {
     "a layer": (lambda: nn.Linear(2, 2), TypeError, "model must be a transformers.PreTrainedModel.*but it is a Linear"),
     "a wrapper": (lambda: nn.DataParallel(make()), TypeError, "but it is a DataParallel; call it before"),
+    "DistributedDataParallel": (
+        lambda: nn.parallel.DistributedDataParallel(make()),
+        TypeError,
+        "but it is a DistributedDataParallel; call it before",
+    ),
     "a compiled model": (lambda: torch.compile(make()), TypeError, "but it is a OptimizedModule; call it before"),
     "no head": (lambda: make().model, TypeError, r"get_output_embeddings\(\) of this LlamaModel is None"),
     "a head without linear layers": (
@@ -374,7 +379,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("make_wrong", "error", "sentence"), REFUSALS.values(), ids=REFUSALS)
-def test_unsupported_models_raise_a_clear_error(make_wrong, error, sentence):
+def test_unsupported_models_raise_a_clear_error(make_wrong, error, sentence, mesh_of_one):
     with pytest.raises(error, match=sentence):
         patch_model(make_wrong())
 

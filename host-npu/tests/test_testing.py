@@ -52,7 +52,7 @@ def _fail_on(device, failing, seconds=0):
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])
-def test_the_rank_that_failed_first_is_reported_first_and_soon(device):
+def test_the_rank_that_failed_first_is_reported_first(device):
     with pytest.raises(AssertionError) as caught:
         testing.run(_fail_on, 2, (1,), device=device, devices=2)
     message = str(caught.value)

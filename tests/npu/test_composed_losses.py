@@ -85,7 +85,7 @@ def _of_policy(name, reduction, device, dtype):
     policy, *others = (_leaf(one, device, dtype) for one in policies.four_log_probs())
     names = ("old_log_probs", "sampler_log_probs", "reference_log_probs")
     tensors = dict(zip(names, (one.detach() for one in others), strict=True))
-    advantages, mask = (one.to(device, dtype) for one in (policies.draw(policies.SEQUENCES, seed=5), policies.MASK))
+    advantages, mask = policies.draw(policies.SEQUENCES, seed=5).to(device, dtype), policies.MASK.bool().to(device)
     options = {"beta": 0.1, "sampler_cap": 1.2, "is_kl_corrected": True, **options, **reduction}
     return policy, F.grpo_loss(policy, advantages, mask, loss_type=loss_type, **tensors, **options)
 
