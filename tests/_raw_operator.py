@@ -20,6 +20,14 @@ from tests._contract import HALF_DTYPES, Maker
 
 # What no argument is, by how errors describe it; but an integer or an optional tensor may be one of them.
 NO_TENSORS = {"None": None, "3": 3, "0.5": 0.5, "'x'": "x", "of type list": [1.0], "of type ndarray": np.ones((8, 4))}
+# Those that an argument may be, by the kind of its type in the schema.
+_ACCEPTED = {
+    "TensorType": (),
+    "OptionalType": ("None",),
+    "IntType": ("3",),
+    "BoolType": ("3",),
+    "FloatType": ("3", "0.5"),
+}
 
 
 @dataclass(frozen=True)
@@ -231,13 +239,13 @@ class RawOperatorContract:
     def test_an_argument_of_another_type_raises_with_its_name(self, described: str) -> None:
         arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
         for i, argument in enumerate(self.OPERATOR.overload._schema.arguments[: len(arguments)]):
-            is_tensor = str(argument.type) == "Tensor"
-            if described == ("3" if argument.type.kind() in ("IntType", "BoolType") else "None") and not is_tensor:
+            if described in _ACCEPTED[argument.type.kind()]:
                 continue
             wrong = (*arguments[:i], NO_TENSORS[described], *arguments[i + 1 :])
             sentence = f"^{self.OPERATOR.name}: {argument.name} must be .*, but it is {described}$"
             # What else it is given, an overload leaves to torch.
-            overloads = [self.OPERATOR.overload] if is_tensor and described == "None" else []
+            is_none = argument.type.kind() == "TensorType" and described == "None"
+            overloads = [self.OPERATOR.overload] if is_none else []
             for operator in (self.OPERATOR, *overloads):
                 with pytest.raises(TypeError, match=sentence):
                     operator(*wrong)
