@@ -194,6 +194,14 @@ def test_the_function_accepts_empty_lists():
     fused_ema_adam([], [], [], [], [], [], **OPTIONS)
 
 
+def test_the_function_accepts_a_parameter_list():
+    lists, others = make_lists(), make_lists()
+    fused_ema_adam(**lists, **OPTIONS)
+    parameters = nn.ParameterList(others["params"])
+    fused_ema_adam(**{**others, "params": parameters}, **OPTIONS)
+    assert_all_equal(list(parameters), lists["params"])
+
+
 @pytest.mark.parametrize("name", LISTS)
 def test_the_function_names_what_is_no_tensor(name):
     lists = make_lists()

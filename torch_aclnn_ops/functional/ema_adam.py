@@ -140,7 +140,7 @@ def _check_tensors(tensors: TensorLists) -> None:
     """Check that all lists have the same length, and that the tensors of each parameter match."""
     params = tensors.params
     for name, listed in zip(tensors._fields[:6], tensors, strict=False):
-        if not isinstance(listed, (list, tuple)):
+        if isinstance(listed, Tensor) or not hasattr(listed, "__getitem__"):
             raise TypeError(f"fused_ema_adam: {name} must be a list of tensors, but it is {describe(listed)}")
         if len(listed) != len(params):
             raise ValueError(f"fused_ema_adam: {name} has {len(listed)} tensors, but params has {len(params)}")
