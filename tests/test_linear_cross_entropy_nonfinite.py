@@ -132,10 +132,14 @@ def assert_nan_where_torchs_are(change, options, device="cpu", dtype=torch.float
     tolerance = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
     results = loss_and_gradients(ours.linear_cross_entropy, tensors, {**options, **ways}, device, dtype)
     for result, expected in zip(results, loss_and_gradients(torchs, tensors, options), strict=True):
-        finite = expected.isfinite()
-        torch.testing.assert_close(result[finite], expected[finite], rtol=tolerance, atol=tolerance, equal_nan=True)
-        assert not result[~finite].isfinite().any()
-        assert result[expected.isnan()].isnan().all()
+        _assert_nan_where(result, expected, tolerance)
+
+
+def _assert_nan_where(result, expected, tolerance=1e-5):
+    finite = expected.isfinite()
+    torch.testing.assert_close(result[finite], expected[finite], rtol=tolerance, atol=tolerance)
+    assert not result[~finite].isfinite().any()
+    assert result[expected.isnan()].isnan().all()
 
 
 @each_option
@@ -143,6 +147,16 @@ def assert_nan_where_torchs_are(change, options, device="cpu", dtype=torch.float
 @pytest.mark.parametrize("ways", [{}, {"chunk_size": 2}, {"max_memory": 20_000}], ids=str)
 def test_loss_and_gradients_are_nan_where_torchs_are(change, options, ways):
     assert_nan_where_torchs_are(change, options, **ways)
+
+
+@each_option
+@each_change
+@torch.no_grad()
+def test_a_loss_without_gradients_is_nan_where_torchs_is(change, options):
+    (input, head, target), options = tensors_and_options(change, options)
+    target = options.pop("target", target)
+    loss = ours.linear_cross_entropy(input, head, target, **options, chunk_size=2)
+    _assert_nan_where(loss, torchs(input, head, target, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}], ids=str)

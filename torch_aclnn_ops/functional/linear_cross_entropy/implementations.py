@@ -26,7 +26,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     Rows,
     assemble,
     check_targets,
-    divisors,
+    mean_coefficients,
     rows_of,
     with_outputs,
 )
@@ -122,10 +122,7 @@ def loss_with_gradients(call: Call) -> _Result:
     """Compute a scalar loss together with its gradients."""
     rows = rows_of(call, call.linear_weight.shape[0])
     check_targets(call, rows.outside, call.linear_weight.shape[0])
-    coefficients, nan_if_empty = rows.coefficients, None
-    if call.reduction == "mean":
-        divisor, count, nan_if_empty = divisors(rows, call)
-        coefficients = coefficients.divided(divisor, count)
+    coefficients, nan_if_empty = mean_coefficients(rows, call)
     # Three matrix products instead of four. The first backward pass consumes the gradients; later ones recompute them.
     loss, *tokens = ENGINE.weighted_sum(_of_rows(call, rows), coefficients)
     loss = loss if nan_if_empty is None else loss + nan_if_empty

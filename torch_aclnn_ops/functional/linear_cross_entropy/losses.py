@@ -129,37 +129,38 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
     return target.sum(1, dtype=dtype) if class_weight is None else (target.to(dtype) * class_weight.to(dtype)).sum(1)
 
 
-def divisors(rows: Rows, call: Call) -> tuple[Tensor | int, Tensor | int, Tensor | None]:
-    """Return the divisors of cross entropies and z-losses for a mean, and a term that is nan if all rows are ignored.
+def mean_coefficients(rows: Rows, call: Call) -> tuple[Coefficients, Tensor | None]:
+    """Return the coefficients of rows, divided for a mean, and a term of the mean that is nan if all rows are ignored.
 
     If all rows are ignored the divisors are 1, so that the gradients are 0, as in PyTorch.
     """
     target, count = rows.target, rows.counts
+    if call.reduction != "mean":
+        return rows.coefficients, None
     if rows.kept:
         number = rows.kept if call.token_weight is None else count.sum()
-        return number if rows.weight is count else rows.weight.sum(), number, None
+        return rows.coefficients.divided(number if rows.weight is count else rows.weight.sum(), number), None
     # Of probabilities no row is ignored; there may be none.
     is_empty = (torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED).all()
     nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if call.zero_if_all_ignored else math.nan)
-    number = rows.weight.sum() + is_empty
-    return number, number if count is rows.weight else count.sum() + is_empty, nan_if_empty
+    divisor = rows.weight.sum() + is_empty
+    number = divisor if count is rows.weight else count.sum() + is_empty
+    return rows.coefficients.divided(divisor, number), nan_if_empty
 
 
 def assemble(statistics: Statistics, rows: Rows, call: Call) -> Tensor | LinearCrossEntropyOutput:
     """Compute the loss and outputs from the statistics of all rows."""
-    cross_entropy = cross_entropies(statistics, rows.coefficients)
-    z_loss = z_losses(statistics, rows.coefficients)
-    if call.reduction == "none":
-        loss = (cross_entropy if z_loss is None else cross_entropy + z_loss).reshape(call.shape)
-        z_loss = None if z_loss is None else z_loss.reshape(call.shape)
-    else:
-        loss, z_loss = cross_entropy.sum(), None if z_loss is None else z_loss.sum()
-        if call.reduction == "mean":
-            divisor, count, nan_if_empty = divisors(rows, call)
-            loss, z_loss = loss / divisor, None if z_loss is None else z_loss / count
-            if nan_if_empty is not None:
-                loss, z_loss = loss + nan_if_empty, None if z_loss is None else z_loss + nan_if_empty
-        loss = loss if z_loss is None else loss + z_loss
+    coefficients, nan_if_empty = mean_coefficients(rows, call)
+
+    def reduced(losses: Tensor) -> Tensor:
+        if call.reduction == "none":
+            return losses.reshape(call.shape)
+        return losses.sum() if nan_if_empty is None else losses.sum() + nan_if_empty
+
+    loss, z_loss = reduced(cross_entropies(statistics, coefficients)), z_losses(statistics, coefficients)
+    if z_loss is not None:
+        z_loss = reduced(z_loss)
+        loss = loss + z_loss
     if not call.outputs:
         return loss
     if z_loss is None and "z_loss" in call.outputs:
