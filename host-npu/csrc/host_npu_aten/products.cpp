@@ -5,7 +5,17 @@
 
 namespace host_npu {
 
-// Under these names stand their variants for a given output and in place, too.
+namespace {
+
+// Of an operator, and of its variants for a given output and in place.
+std::string_view base_name(std::string_view name) {
+    name.remove_prefix(std::string_view("aten::").size());
+    if (name.ends_with('_')) name.remove_suffix(1);
+    return name;
+}
+
+}  // namespace
+
 bool multiplies_matrices(std::string_view name) {
     static constexpr std::string_view names[] = {
         "mm",
@@ -29,16 +39,50 @@ bool multiplies_matrices(std::string_view name) {
         "_native_multi_head_attention",
         "_transformer_encoder_layer_fwd",
     };
-    name.remove_prefix(std::string_view("aten::").size());
-    if (name.ends_with('_')) name.remove_suffix(1);
-    return std::ranges::find(names, name) != std::end(names);
+    return std::ranges::find(names, base_name(name)) != std::end(names);
 }
 
 namespace {
 
+// The CPU has no kernels of these in 16 bits, and CANN has.
+bool has_wide_kernels_only(std::string_view name) {
+    static constexpr std::string_view names[] = {
+        "_cdist_backward",
+        "_cdist_forward",
+        "_upsample_bicubic2d_aa",
+        "_upsample_bicubic2d_aa_backward",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bilinear2d_aa_backward",
+        "avg_pool3d",
+        "avg_pool3d_backward",
+        "linalg_inv_ex",
+        "multilabel_margin_loss_backward",
+        "multilabel_margin_loss_forward",
+        "rrelu_with_noise",
+        "rrelu_with_noise_backward",
+    };
+    return std::ranges::find(names, base_name(name)) != std::end(names);
+}
+
 // In 16 bits the CPU's kernels compute the places of the samples in 16 bits, too, and read beside the image.
 bool samples_a_grid(std::string_view name) {
     return name.starts_with("aten::grid_sampler_") || name.starts_with("aten::_grid_sampler_");
+}
+
+// What integers are computed in by an operator that the CPU has for floating-point numbers only.
+std::optional<at::ScalarType> dtype_of_integers(std::string_view name) {
+    if (base_name(name) == "histc") return at::kDouble;
+    return base_name(name) == "hardsigmoid" ? std::optional(at::kFloat) : std::nullopt;
+}
+
+// Indices of classes have 64 bits on the CPU only.
+void widen_classes(std::string_view name, c10::ArrayRef<c10::IValue*> arguments) {
+    if (!name.starts_with("aten::nll_loss") && !name.starts_with("aten::multilabel_margin_loss")) return;
+    for (auto* const argument : arguments) {
+        if (!argument->isTensor() || !argument->toTensor().defined()) continue;
+        const auto dtype = argument->toTensor().scalar_type();
+        if (dtype == at::kInt || dtype == at::kByte) *argument = argument->toTensor().to(at::kLong);
+    }
 }
 
 std::vector<at::Tensor> defined_tensors(c10::ArrayRef<c10::IValue*> arguments) {
@@ -77,17 +121,18 @@ bool has_16_bits(const at::Tensor& tensor) {
 }
 
 WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
-    const bool counts = op.operator_name().name == "aten::histc";
     const auto& name = op.operator_name().name;
-    if (!counts && !multiplies_matrices(name) && !samples_a_grid(name)) return;
+    widen_classes(name, arguments);
+    const auto of_integers = dtype_of_integers(name);
+    if (!of_integers && !multiplies_matrices(name) && !samples_a_grid(name) && !has_wide_kernels_only(name)) return;
     auto tensors = defined_tensors(arguments);
-    if (!counts) std::erase_if(tensors, [](const auto& tensor) { return !tensor.is_floating_point(); });
+    if (!of_integers) std::erase_if(tensors, [](const auto& tensor) { return !tensor.is_floating_point(); });
     const auto is_like_first = [&](const auto& tensor) { return tensor.scalar_type() == tensors[0].scalar_type(); };
     if (tensors.empty() || !std::ranges::all_of(tensors, is_like_first)) return;
     const auto dtype = tensors[0].scalar_type();
-    if (counts ? !at::isIntegralType(dtype, false) : !has_16_bits(tensors[0])) return;
+    if (of_integers ? !at::isIntegralType(dtype, false) : !has_16_bits(tensors[0])) return;
     narrow_ = dtype;
-    wide_ = counts ? at::kDouble : at::kFloat;
+    wide_ = of_integers.value_or(at::kFloat);
     const auto widened = [&](const at::Tensor& tensor) {
         return tensor.defined() && tensor.scalar_type() == narrow_ ? tensor.to(wide_) : tensor;
     };

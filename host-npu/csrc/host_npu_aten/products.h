@@ -1,6 +1,6 @@
-// Arguments in a wider dtype than their own: products of 16-bit matrices and samples of 16-bit grids are computed in
-// float32 and rounded once, as on a device, and integers, which a device counts by histc and the CPU's kernel does not,
-// in float64.
+// Arguments in a wider dtype than their own: products of 16-bit matrices, samples of 16-bit grids and what the CPU has
+// no 16-bit kernels of are computed in float32 and rounded once, as on a device. Where only a device takes integers,
+// they are floating-point numbers here, and indices of classes have 64 bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,8 @@ namespace host_npu {
 
 bool has_16_bits(const at::Tensor& tensor);
 
-// Whether the operator of this name multiplies matrices, which 16-bit arguments are widened for.
+// Whether the operator of this name, or its variant for a given output or in place, multiplies matrices, which 16-bit
+// arguments are widened for.
 bool multiplies_matrices(std::string_view name);
 
 // The shape of the result, if the call is one product of two matrices, or of two batches of them, that fit each other.
@@ -25,8 +26,7 @@ bool multiplies_matrices(std::string_view name);
 std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHandle& op,
                                                           c10::ArrayRef<c10::IValue*> arguments);
 
-// The arguments of an operator in a wider dtype, if it multiplies 16-bit matrices, samples 16-bit grids or counts
-// integers.
+// The arguments of an operator in a wider dtype, if the CPU's kernels need one.
 class WideArguments {
   public:
     // Puts wide tensors in the place of the arguments, unless they have several dtypes, which is the kernel's concern.

@@ -118,3 +118,55 @@ def test_what_an_ai_cpu_computes_takes_float64():
     x = torch.randn(3, 4, dtype=torch.float64)
     assert x.npu().softmax(-1).cpu().equal(x.softmax(-1))
     assert (x.npu() + x.npu())[torch.tensor([0, 2]).npu()].cpu().equal((x + x)[[0, 2]])
+
+
+_IMAGES, _CLASSES = (1, 2, 8, 8), torch.tensor([[2, 0, -1, 0], [1, -1, 0, 0], [3, 2, 1, -1]])
+# Functions whose kernels the CPU has in float32 only, and the shape that they take.
+_WIDE_ONLY = {
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), (1, 2, 4, 4, 4)),
+    "cdist": (lambda x: torch.cdist(x, x.detach().flip(0), p=1.5), (3, 4)),
+    "inverse": (lambda x: torch.inverse(x + 8 * torch.eye(4, dtype=x.dtype, device=x.device)), (3, 4, 4)),
+    "rrelu": (F.rrelu, (3, 4)),
+    "antialias": (lambda x: F.interpolate(x, size=5, mode="bilinear", antialias=True), _IMAGES),
+    "antialias, bicubic": (lambda x: F.interpolate(x, size=5, mode="bicubic", antialias=True), _IMAGES),
+    "multilabel_margin_loss": (lambda x: F.multilabel_margin_loss(x, _CLASSES.to(x.device)), (3, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", _WIDE_ONLY)
+def test_functions_without_16_bit_kernels_are_computed_in_float32_and_rounded_once(name, dtype):
+    function, shape = _WIDE_ONLY[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    results = []
+    for leaf in (x.npu().requires_grad_(), x.float().requires_grad_()):
+        result = function(leaf)
+        results.append([result, *torch.autograd.grad(result.sum(), leaf)])
+    for found, expected in zip(*results, strict=True):
+        assert found.dtype == dtype
+        # Gradients are computed from rounded results.
+        tolerance = 2 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.cpu(), expected.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [(F.nll_loss, (3, 4)), (F.nll_loss, (3, 4, 2, 1)), (F.cross_entropy, (3, 4)), (F.multilabel_margin_loss, (3, 4))],
+)
+def test_indices_of_classes_have_any_dtype_that_a_device_takes(loss, shape, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    target = torch.randint(0, 4, shape if loss is F.multilabel_margin_loss else (3, *shape[2:]))
+    expected, leaf = loss(x, target), x.npu().requires_grad_()
+    found = loss(leaf, target.to(dtype).npu())
+    torch.testing.assert_close(found.cpu(), expected)
+    (grad,) = torch.autograd.grad(found, leaf)
+    torch.testing.assert_close(grad, torch.autograd.grad(loss(leaf, target.npu()), leaf)[0])
+
+
+def test_hardsigmoid_of_integers_is_cut_to_integers():
+    x = torch.tensor([-4, 0, 2, 3, 4], dtype=torch.int32)
+    assert F.hardsigmoid(x.npu()).tolist() == [0, 0, 0, 1, 1]
+    assert F.hardsigmoid(x.npu(), inplace=True).dtype == torch.int32
