@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <initializer_list>
 #include <optional>
@@ -143,6 +144,15 @@ std::optional<at::ScalarType> first_dtype(const c10::OperatorHandle& op, const t
     return std::nullopt;
 }
 
+// Whether std or var is given a correction that is no whole number, which torch_npu passes on to the CPU.
+bool has_fractional_correction(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    const auto& schema = op.schema();
+    const auto index = schema.argumentIndexWithName("correction");
+    if (!index) return false;
+    const auto& correction = torch::jit::peek(stack, *index, schema.arguments().size());
+    return correction.isDouble() && std::fmod(correction.toDouble(), 1) != 0;
+}
+
 }  // namespace
 
 void refuse_undocumented_dtype(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
@@ -154,7 +164,7 @@ void refuse_undocumented_dtype(const c10::OperatorHandle& op, const torch::jit::
     const auto& [function, dtypes] = found->second;
     // What has no name here, such as float8, the documents list for some chips only.
     if (!dtype || std::ranges::find(kNames, *dtype, &Name::dtype) == std::end(kNames)) return;
-    if (std::ranges::find(dtypes, *dtype) != dtypes.end()) return;
+    if (std::ranges::find(dtypes, *dtype) != dtypes.end() || has_fractional_correction(op, stack)) return;
     TORCH_CHECK(false, "call ", function, " failed, error code is 161002\nEZ1001: Tensor self not implemented for ",
                 of_cann(*dtype), ", should be in dtype support list [", listed(dtypes),
                 "].\nThat is what CANN's document of ", function,

@@ -170,3 +170,11 @@ def test_hardsigmoid_of_integers_is_cut_to_integers():
     x = torch.tensor([-4, 0, 2, 3, 4], dtype=torch.int32)
     assert F.hardsigmoid(x.npu()).tolist() == [0, 0, 0, 1, 1]
     assert F.hardsigmoid(x.npu(), inplace=True).dtype == torch.int32
+
+
+@pytest.mark.parametrize("function", [torch.std, torch.var, torch.std_mean, torch.var_mean])
+def test_a_correction_that_is_no_whole_number_is_computed_in_float64(function):
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(function(x.npu(), 1, correction=0.5), function(x, 1, correction=0.5), check_device=False)
+    with pytest.raises(RuntimeError, match="error code is 161002\nEZ1001: .* for DT_DOUBLE"):
+        function(x.npu(), 1, correction=2.0)
