@@ -103,7 +103,6 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::avg_pool3d", {"aclnnAvgPool3d", kFloats}},
         {"aten::_adaptive_avg_pool3d", {"aclnnAdaptiveAvgPool3d", kFloats}},
         {"aten::max_pool3d_with_indices", {"aclnnMaxPool3dWithArgmax", kFloats}},
-        {"aten::adaptive_max_pool3d", {"aclnnAdaptiveMaxPool3d", kFloats}},
         {"aten::upsample_linear1d", {"aclnnUpsampleLinear1d", kFloats}},
         {"aten::upsample_bicubic2d", {"aclnnUpsampleBicubic2d", kFloats}},
         {"aten::lerp", {"aclnnLerp", kFloats}},

@@ -44,7 +44,6 @@ _CALLS = {
     "aclnnAvgPool3d": lambda x: F.avg_pool3d(x[None, None], (1, 2, 2)),
     "aclnnAdaptiveAvgPool3d": lambda x: F.adaptive_avg_pool3d(x[None, None], (1, 2, 2)),
     "aclnnMaxPool3dWithArgmax": lambda x: F.max_pool3d(x[None, None], (1, 2, 2)),
-    "aclnnAdaptiveMaxPool3d": lambda x: F.adaptive_max_pool3d(x[None, None], (1, 1, 2)),
     "aclnnUpsampleLinear1d": lambda x: F.interpolate(x[None], scale_factor=2, mode="linear"),
     "aclnnUpsampleBicubic2d": lambda x: F.interpolate(x[None, None], scale_factor=2, mode="bicubic"),
     "aclnnLerp": lambda x: x.lerp(x.flip(0), 0.25),
@@ -170,6 +169,11 @@ def test_hardsigmoid_of_integers_is_cut_to_integers():
     x = torch.tensor([-4, 0, 2, 3, 4], dtype=torch.int32)
     assert F.hardsigmoid(x.npu()).tolist() == [0, 0, 0, 1, 1]
     assert F.hardsigmoid(x.npu(), inplace=True).dtype == torch.int32
+
+
+def test_what_torch_npu_lets_the_cpu_pool_takes_float64():
+    x = torch.randn(3, 4, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(F.adaptive_max_pool3d(x.npu(), 2).cpu(), F.adaptive_max_pool3d(x, 2))
 
 
 @pytest.mark.parametrize("function", [torch.std, torch.var, torch.std_mean, torch.var_mean])
