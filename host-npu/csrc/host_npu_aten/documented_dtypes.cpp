@@ -11,6 +11,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "opapi/chip.h"
+
 namespace host_npu {
 namespace {
 
@@ -52,10 +54,24 @@ constexpr Dtypes kSorted = {at::kHalf,  at::kFloat, at::kBFloat16, at::kByte, at
 // The document's four, and what becomes one of them beside a target of such a dtype.
 constexpr Dtypes kDifferences = {at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
                                  at::kShort, at::kChar, at::kByte,     at::kBool};
+constexpr Dtypes kErrorFunctions = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kBool, at::kLong};
+constexpr Dtypes kOrdered = {at::kFloat, at::kHalf, at::kByte, at::kChar,
+                             at::kShort, at::kInt,  at::kLong, at::kBFloat16};
+constexpr Dtypes kAddcmuls = {at::kFloat, at::kInt,  at::kLong,   at::kHalf,
+                              at::kChar,  at::kByte, at::kDouble, at::kBFloat16};
+constexpr Dtypes kAddcdivs = {at::kFloat, at::kLong, at::kHalf, at::kDouble, at::kBFloat16};
+constexpr Dtypes kRolled = {at::kFloat, at::kHalf, at::kChar,     at::kByte, at::kInt,
+                            at::kBool,  at::kLong, at::kBFloat16, at::kShort};
+// Of the Ascend950.
+constexpr Dtypes kRolledOn950 = {at::kFloat, at::kHalf, at::kChar,     at::kByte,  at::kInt,
+                                 at::kBool,  at::kLong, at::kBFloat16, at::kShort, at::kComplexFloat};
+constexpr Dtypes kMovedOn950 = {at::kChar, at::kByte,  at::kShort,  at::kInt,  at::kLong,        at::kBFloat16,
+                                at::kHalf, at::kFloat, at::kDouble, at::kBool, at::kComplexHalf, at::kComplexFloat};
 
 struct Document {
     const char* function;  // and document of it in ops-nn, ops-math or ops-cv
     Dtypes dtypes;
+    Dtypes on_950 = dtypes;
 };
 
 // PyTorch's operators, without and with out and in place, by the name of the first two.
@@ -69,7 +85,7 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::masked_fill", {"aclnnInplaceMaskedFillScalar", kFilled}},
         {"aten::gelu", {"aclnnGelu", kFloats}},
         {"aten::native_layer_norm", {"aclnnLayerNorm", kFloats}},
-        {"aten::expm1", {"aclnnExpm1", kExponents}},
+        {"aten::expm1", {"aclnnExpm1", kExponents, kFloats}},
         {"aten::repeat_interleave", {"aclnnRepeatInterleave", kRepeated}},
         {"aten::index", {"aclnnIndex", kReal}},
         {"aten::add", {"aclnnAdd", kNumbers}},
@@ -112,6 +128,17 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::std_mean", {"aclnnStdMeanCorrection", kFloats}},
         {"aten::sort", {"aclnnSort", kSorted}},
         {"aten::soft_margin_loss", {"aclnnSoftMarginLoss", kFloats}},
+        {"aten::erf", {"aclnnErf", kErrorFunctions}},
+        {"aten::log1p", {"aclnnLog1p", kReal}},
+        {"aten::logical_not", {"aclnnLogicalNot", kReal}},
+        {"aten::addcmul", {"aclnnAddcmul", kAddcmuls}},
+        {"aten::addcdiv", {"aclnnAddcdiv", kAddcdivs}},
+        {"aten::median", {"aclnnMedian", kOrdered}},
+        {"aten::kthvalue", {"aclnnKthvalue", kOrdered}},
+        {"aten::roll", {"aclnnRoll", kRolled, kRolledOn950}},
+        {"aten::tril", {"aclnnTril", kReal, kMovedOn950}},
+        {"aten::triu", {"aclnnTriu", kReal, kMovedOn950}},
+        {"aten::im2col", {"aclnnIm2col", kFloats, kMovedOn950}},
     };
     return all;
 }
@@ -126,9 +153,14 @@ bool are_torchs() {
 
 std::string_view of_cann(at::ScalarType dtype) { return std::ranges::find(kNames, dtype, &Name::dtype)->of_cann; }
 
+Dtypes of_chip(const Document& document) { return soc() == Soc::Ascend950 ? document.on_950 : document.dtypes; }
+
 std::string listed(Dtypes dtypes) {
     std::string names;
-    for (const auto dtype : dtypes) names.append(names.empty() ? "" : ",").append(of_cann(dtype));
+    for (const auto dtype : dtypes) {
+        if (dtype == at::kBFloat16 && !has_bfloat16()) continue;
+        names.append(names.empty() ? "" : ",").append(of_cann(dtype));
+    }
     return names;
 }
 
@@ -160,7 +192,8 @@ void refuse_undocumented_dtype(const c10::OperatorHandle& op, const torch::jit::
     const auto found = documents().find(name);
     if (found == documents().end() || are_torchs()) return;
     const auto dtype = first_dtype(op, stack);
-    const auto& [function, dtypes] = found->second;
+    const auto* const function = found->second.function;
+    const auto dtypes = of_chip(found->second);
     // What has no name here, such as float8, the documents list for some chips only.
     if (!dtype || std::ranges::find(kNames, *dtype, &Name::dtype) == std::end(kNames)) return;
     if (std::ranges::find(dtypes, *dtype) != dtypes.end() || has_fractional_correction(op, stack)) return;

@@ -1,8 +1,11 @@
 """Dtypes that CANN's documents of some operators do not list, as a device refuses them."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from tests._process import error_of, on_npu
 
 _CALLS = {
     "aclnnMatmul": lambda x: x @ x.T,
@@ -53,10 +56,25 @@ _CALLS = {
     "aclnnStdMeanCorrection": lambda x: torch.std_mean(x, 1)[0],
     "aclnnSort": lambda x: x.sort(1)[0],
     "aclnnSoftMarginLoss": lambda x: F.soft_margin_loss(x, x.sign().detach()),
+    "aclnnRoll": lambda x: x.roll(1, 1),
+    "aclnnMedian": lambda x: x.median(1)[0],
+    "aclnnKthvalue": lambda x: x.kthvalue(2, 1)[0],
+    "aclnnIm2col": lambda x: F.unfold(x[None, None], 2),
 }
 
-# Of CANN's names and PyTorch's: integers that PyTorch's CPU kernels compute, and CANN does not.
-_INTEGERS = [
+# Operators that take float64.
+_OF_FLOAT64 = {
+    "aclnnErf": torch.erf,
+    "aclnnAddcmul": lambda x: torch.addcmul(x, x, x),
+    "aclnnAddcdiv": lambda x: torch.addcdiv(x, torch.ones(3, 4).to(x.device), torch.ones(3, 4).to(x.device)),
+    "aclnnLog1p": torch.log1p,
+    "aclnnLogicalNot": torch.logical_not,
+    "aclnnTril": torch.tril,
+    "aclnnTriu": torch.triu,
+}
+
+# Of CANN's names and PyTorch's: integers and complex numbers that PyTorch's CPU kernels compute, and CANN does not.
+_OTHER_DTYPES = [
     ("aclnnMatmul", "DT_INT64", torch.int64),
     ("aclnnMm", "DT_INT32", torch.int32),
     ("aclnnBatchMatMul", "DT_INT8", torch.int8),
@@ -67,6 +85,26 @@ _INTEGERS = [
     ("aclnnRelu", "DT_INT16", torch.int16),
     ("aclnnInplaceMaskedFillScalar", "DT_UINT8", torch.uint8),
     ("aclnnConvolution", "DT_INT64", torch.int64),
+    ("aclnnErf", "DT_INT32", torch.int32),
+    ("aclnnAddcmul", "DT_INT16", torch.int16),
+    ("aclnnAddcmul", "DT_COMPLEX64", torch.complex64),
+    ("aclnnAddcdiv", "DT_INT32", torch.int32),
+    ("aclnnAddcdiv", "DT_COMPLEX64", torch.complex64),
+    ("aclnnRoll", "DT_COMPLEX64", torch.complex64),
+    ("aclnnIm2col", "DT_BOOL", torch.bool),
+    ("aclnnLog1p", "DT_COMPLEX128", torch.complex128),
+    ("aclnnLogicalNot", "DT_COMPLEX64", torch.complex64),
+    ("aclnnTril", "DT_COMPLEX64", torch.complex64),
+    ("aclnnTriu", "DT_COMPLEX64", torch.complex64),
+]
+
+# Chips, PyTorch's dtypes, and CANN's names of them where an operator refuses them.
+_OF_CHIPS = [
+    ("Ascend950", torch.complex64, {"aclnnRoll": "", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
+    ("Ascend950", torch.float64, {"aclnnRoll": "DT_DOUBLE", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
+    ("Ascend950", torch.complex128, {"aclnnTril": "DT_COMPLEX128", "aclnnIm2col": "DT_COMPLEX128"}),
+    ("Ascend950", torch.bool, {"aclnnExpm1": "DT_BOOL", "aclnnRoll": "", "aclnnIm2col": ""}),
+    ("Ascend910B", torch.bool, {"aclnnExpm1": "", "aclnnRoll": "", "aclnnIm2col": "DT_BOOL"}),
 ]
 
 
@@ -75,7 +113,7 @@ def _assert_refused(name: str, dtype: str, x: torch.Tensor) -> None:
         rf"call {name} failed, error code is 161002\nEZ1001: Tensor self not implemented for {dtype}, should be in"
     )
     with pytest.raises(RuntimeError, match=message):
-        _CALLS[name](x.npu())
+        (_CALLS | _OF_FLOAT64)[name](x.npu())
 
 
 @pytest.mark.parametrize("name", _CALLS)
@@ -88,9 +126,36 @@ def test_an_operator_refuses_float64_with_the_code_and_the_list_of_the_device(na
     torch.testing.assert_close(_CALLS[name](x.float().npu()).cpu(), _CALLS[name](x.float()))
 
 
-@pytest.mark.parametrize(("name", "of_cann", "dtype"), _INTEGERS)
-def test_an_operator_refuses_integers_that_its_document_does_not_list(name, of_cann, dtype):
+@pytest.mark.parametrize(("name", "of_cann", "dtype"), _OTHER_DTYPES)
+def test_an_operator_refuses_dtypes_that_its_document_does_not_list(name, of_cann, dtype):
     _assert_refused(name, of_cann, torch.ones(3, 4, dtype=dtype))
+
+
+def _errors(names: list[str], dtype: torch.dtype) -> dict[str, str]:
+    x = torch.ones(3, 4).to("npu", dtype)
+    calls = _CALLS | _OF_FLOAT64
+    return {name: error_of(functools.partial(calls[name], x)) for name in names}
+
+
+@pytest.mark.parametrize(("soc", "dtype", "refused"), _OF_CHIPS)
+def test_a_chip_refuses_the_dtypes_that_the_document_lists_for_others(soc, dtype, refused):
+    errors = on_npu(_errors, list(refused), dtype, HOST_NPU_SOC=soc)
+    words = {
+        name: f"{name} failed, error code is 161002\nEZ1001: Tensor self not implemented for {of_cann},"
+        for name, of_cann in refused.items()
+    }
+    assert all((words[name] in error) if refused[name] else error == "" for name, error in errors.items()), errors
+
+
+def test_the_list_of_a_chip_without_bfloat16_has_none():
+    errors = on_npu(_errors, ["aclnnGelu"], torch.float64, HOST_NPU_SOC="Ascend910")
+    assert "[DT_FLOAT,DT_FLOAT16]" in errors["aclnnGelu"]
+
+
+@pytest.mark.parametrize("name", _OF_FLOAT64)
+def test_float64_that_a_document_lists_is_computed(name):
+    x = torch.rand(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(_OF_FLOAT64[name](x.npu()).cpu(), _OF_FLOAT64[name](x))
 
 
 def test_integers_that_a_document_lists_are_computed():
