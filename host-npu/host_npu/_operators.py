@@ -3,65 +3,13 @@
 import re
 import textwrap
 
-from host_npu import _libraries
+from host_npu import _functions, _libraries
 
 _TITLES = {
     "checks": "Simulated with CANN's checks",
     "rules": "Computed by a formula, with CANN's documented dtypes and shapes",
     "formula": "Computed by a formula, with PyTorch's dtypes and shapes",
     "refused": "Refused",
-}
-
-# Functions of torch_npu with names that differ from those of their operators, and how the operators' names begin.
-_OTHER_NAMES = {
-    "npu_add_quant_gmm": "QuantGroupedMatmulInplaceAdd",
-    "npu_add_quant_matmul": "QuantBatchMatmulInplaceAdd",
-    "npu_advance_step_flashattn": "AdvanceStep",
-    "npu_all_gather_base_mm": "AllGatherMatmul",
-    "npu_alltoallv_gmm": "AlltoAllvGroupedMatMul",
-    "npu_alltoallv_quant_gmm": "AlltoAllvQuantGroupedMatMul",
-    "npu_attn_softmax_": "Softmax",
-    "npu_batch_gather_matmul": "AddLora",
-    "npu_dropout_backward": "DropoutDoMask",
-    "npu_dtype_cast": "Cast",
-    "npu_dynamic_quant_asymmetric": "DynamicQuant",
-    "npu_fusion_attention": "FlashAttention",
-    "npu_gmm_alltoallv": "GroupedMatMulAlltoAllv",
-    "npu_kronecker_quant": "FlatQuant",
-    "npu_linear": "Addmm",
-    "npu_mm_all_reduce_base": "MatmulAllReduce",
-    "npu_mm_reduce_scatter_base": "MatmulReduceScatter",
-    "npu_mrope": "RopeWithSinCosCache",
-    "npu_nsa_compress_infer": "NsaCompressWithCache",
-    "npu_nsa_select_attention": "NsaSelectedAttention",
-    "npu_nsa_select_attention_infer": "NsaSelectedAttentionInfer",
-    "npu_quant_fusion_attention": "QuantFlashAttention",
-    "npu_quant_gmm_alltoallv": "QuantGroupedMatMulAlltoAllv",
-    "npu_quant_matmul_gelu": "FusedQuantMatmul",
-    "npu_rotary_mul": "RotaryPositionEmbedding",
-    "npu_sim_exponential_": "SimThreadExponential",
-}
-
-# Operators of ATB that are computed, by how the names of the functions that call them begin.
-_ATB = {
-    "_npu_flash_attention": "SelfAttention",
-    "_npu_group_topk": "GroupTopk",
-    "_npu_matmul_add_fp32": "Linear",
-    "_npu_paged_attention": "PagedAttention",
-    "_npu_reshape_and_cache": "ReshapeAndCache",
-    "_npu_rotary_embedding": "Rope",
-}
-
-# What no operator's name tells of some functions.
-_ANSWERS = {
-    **dict.fromkeys(
-        ("npu_change_data_ptr", "npu_convert_weight_to_int4pack", "npu_prefetch", "npu_reshape"),
-        "runs, without an operator of CANN",
-    ),
-    **dict.fromkeys(
-        ("npu_all_gather_quant_mm", "npu_quant_mm_reduce_scatter"),
-        "refused, as are all products of quantized tensors that also communicate",
-    ),
 }
 
 # Operators that are simulated with all checks, for programs that call CANN themselves.
@@ -80,29 +28,6 @@ _LACKING = {
 
 # Where jit_compile=True is the default.
 _WITH_GRAPH_OPERATORS = ("Ascend910", "Ascend310P")
-
-# Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/npu/test_every_operator.py.
-_GRAPH_FUNCTIONS = """
-    npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_bounding_box_decode
-    npu_bounding_box_encode npu_broadcast npu_ciou npu_clear_float_status npu_conv2d npu_conv3d
-    npu_conv_transpose2d npu_convolution npu_convolution_transpose npu_deformable_conv2d npu_diou
-    npu_dropout_do_mask npu_dropout_with_add_softmax npu_fused_attention_score npu_get_float_status npu_giou
-    npu_grid_assign_positive npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm npu_lstm_cell
-    npu_lstm_data npu_masked_fill_range npu_max npu_min npu_mish npu_multi_head_attention npu_nms_rotated
-    npu_nms_v4 npu_nms_with_mask npu_normalize_batch npu_one_hot npu_pad npu_ps_roi_pooling npu_ptiou
-    npu_quant_conv2d npu_random_choice_with_mask npu_rotated_box_decode npu_rotated_box_encode npu_rotated_iou
-    npu_rotated_overlaps npu_scatter npu_sign_bits_pack npu_sign_bits_unpack npu_silu npu_silu_ npu_slice
-    npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample
-    npu_transpose npu_view_copy npu_yolo_boxes_encode
-""".split()
-
-# Others, whose graph operator is simulated.
-_SIMULATED_FUNCTIONS = {
-    "npu_apply_adam": "ApplyAdamD",
-    "npu_apply_adam_w": "ApplyAdamW",
-    "npu_bert_apply_adam": "ApplyAdamV2",
-    "npu_scaled_masked_softmax": "ScaledMaskedSoftmax",
-}
 
 _INTRODUCTION = """\
 # Operators of CANN
@@ -157,7 +82,9 @@ def _paragraphs(text: str) -> str:
 def page() -> str:
     """Return the list as Markdown; the host NPU must be enabled."""
     answers = _libraries.answers()
-    other_names = ", ".join(f"`{function}` calls `aclnn{operator}...`" for function, operator in _OTHER_NAMES.items())
+    other_names = ", ".join(
+        f"`{function}` calls `aclnn{operator}...`" for function, operator in _functions.OTHER_NAMES.items()
+    )
     introduction = _INTRODUCTION.format(
         total=len(answers),
         not_called=" and ".join(f"`{name}`" for name in _NOT_CALLED),
@@ -165,7 +92,7 @@ def page() -> str:
         **_libraries.versions(),
     )
     graph_operators = _GRAPH_OPERATORS.format(
-        functions=_listed(_GRAPH_FUNCTIONS), simulated=_listed(_libraries.graph_operators())
+        functions=_listed(_functions.GRAPH_FUNCTIONS), simulated=_listed(_libraries.graph_operators())
     )
     parts = [_paragraphs(introduction)]
     for answer, title in _TITLES.items():
@@ -226,7 +153,7 @@ def _wanted(name: str) -> str:
     """Return the plain name of the operators that a function of torch_npu calls."""
     function = name.rpartition(".")[2]
     first_version = re.sub(r"(_v\d+)?_?$", "", function)
-    return _plain(_OTHER_NAMES.get(function) or _OTHER_NAMES.get(first_version, function))
+    return _plain(_functions.OTHER_NAMES.get(function) or _functions.OTHER_NAMES.get(first_version, function))
 
 
 def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
@@ -260,7 +187,7 @@ def is_refused(operator: str) -> bool:
 
 
 def _line_of_atb(function: str) -> str:
-    computed = [operator for begin, operator in _ATB.items() if function.startswith(begin)]
+    computed = [operator for begin, operator in _functions.ATB.items() if function.startswith(begin)]
     if not computed or "quant" in function:
         return f"{function}: refused, an operator of ATB"
     return f"{function}: ATB's {computed[0]}, computed by a formula; some options are refused"
@@ -275,6 +202,12 @@ def _line(operator: str, answers: dict[str, str], soc: str) -> str:
     return f"{operator}: {'simulated' if is_simulated else 'refused'}, a graph operator (aclop)"
 
 
+def _is_graph_operator(function: str) -> bool:
+    """Return whether torch_npu computes a function by a graph operator, as it does the gradients of such functions."""
+    whole = re.sub(r"_(backward|fwd|grad)$", "", function)
+    return whole in _functions.GRAPH_FUNCTIONS or function in _functions.PARTS_OF_GRAPH_FUNCTIONS
+
+
 def found(name: str, soc: str = "") -> list[str]:
     """Return a line for each operator with a name in its own, and what refusals mean; the host NPU must be enabled.
 
@@ -285,12 +218,15 @@ def found(name: str, soc: str = "") -> list[str]:
     function = name.rpartition(".")[2]
     if hasattr(torch.ops.atb, function):
         return [_line_of_atb(function)]
-    if function in _ANSWERS:
-        return [f"{function}: {_ANSWERS[function]}"]
+    if function in _functions.ANSWERS:
+        return [f"{function}: {_functions.ANSWERS[function]}"]
     wanted, answers = _wanted(name), _all_answers()
-    alike = _alike(wanted, answers) or _gradients(function, answers)
-    own = _SIMULATED_FUNCTIONS.get(function, function)
-    lines = [_line(own, answers, soc)] if own in {*_GRAPH_FUNCTIONS, *_libraries.graph_operators()} else []
+    called = [f"aclnn{_functions.CALLED[function]}"] if function in _functions.CALLED else []
+    alike = [operator for operator in called if operator in answers]
+    alike = alike or _alike(wanted, answers) or _gradients(function, answers)
+    own = _functions.SIMULATED_FUNCTIONS.get(function, function)
+    is_graph_operator = _is_graph_operator(own) or own in _libraries.graph_operators()
+    lines = [_line(own, answers, soc)] if is_graph_operator else []
     lines += [_line(operator, answers, soc) for operator in alike]
     if alike and soc in _WITH_GRAPH_OPERATORS and is_of_torch_npu(function):
         lines.append(f"On {soc} torch_npu calls graph operators instead, unless set_compile_mode(jit_compile=False)")

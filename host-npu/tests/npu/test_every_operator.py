@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch_npu
-from host_npu import _operators, testing
+from host_npu import _functions, _operators, testing
 from tests._arguments import arguments_of
 
 _SHAPES = (((4, 8), torch.float32), ((2, 4, 8, 16), torch.float16), ((16, 32), torch.float16), ((32,), torch.float32))
@@ -100,6 +100,27 @@ def test_a_refusal_says_the_name(operator, name, found):
     assert any(f"the host NPU does not simulate {name}" in error for error in errors)
 
 
+def _functions_with(found: dict[str, tuple[str, str]], pattern: str) -> dict[str, set[str]]:
+    """Return what a pattern finds in the errors of each function that has such errors."""
+    matches: dict[str, set[str]] = {}
+    for call, (error, _) in found.items():
+        matches.setdefault(call.partition("::")[2].partition(".")[0], set()).update(re.findall(pattern, error))
+    return {function: names for function, names in matches.items() if names}
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="other releases have functions of their own")
+def test_the_list_knows_every_function_and_what_is_refused_of_it(found):
+    functions = {call.partition("::")[2].partition(".")[0] for call in found}
+    answers = {function: _operators.found(function) for function in functions}
+    assert [function for function, lines in answers.items() if not lines] == []
+    refused = _functions_with(found, r"the host NPU does not simulate (aclnn\w+)")
+    refused = {function: {f"{name}: refused" for name in names} for function, names in refused.items()}
+    for function in _functions_with(found, r"graph operator \(aclop\)"):
+        refused.setdefault(function, set()).add(f"{function}: refused, a graph operator (aclop)")
+    wrong = {function: lines for function, lines in refused.items() if not lines <= set(answers[function])}
+    assert wrong == {}
+
+
 def _boxes(*shape: int) -> torch.Tensor:
     return torch.rand(shape, device="npu")
 
@@ -164,6 +185,6 @@ def test_the_functions_that_are_listed_as_graph_operators_are_those_that_are_ref
             refused.add(function)
         elif not error:
             running.add(function)
-    listed = set(_operators._GRAPH_FUNCTIONS)
+    listed = set(_functions.GRAPH_FUNCTIONS)
     assert listed - refused - _CALLS.keys() == set()
     assert set(filter(_is_for_programs, refused - running)) - listed == set()

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch_npu
 from host_npu import __main__ as runner
-from host_npu import _operators
+from host_npu import _functions, _operators
 
 
 def _attention(x: torch.Tensor) -> object:
@@ -73,6 +73,15 @@ def test_the_operator_of_the_name_comes_first():
         ("npu_dropout_backward", "aclnnDropoutDoMask: computed by a formula"),
         ("npu_geglu_grad", "aclnnGeGluV3Backward: computed by a formula"),
         ("npu_roi_alignbk", "aclnnROIAlignBackward: refused"),
+        ("npu_linear_backward", "aclnnMm: computed by a formula"),
+        ("_lstm_npu_backward", "aclnnLstmBackward: refused"),
+        ("npu_max_backward", "npu_max_backward: refused, a graph operator (aclop)"),
+        ("npu_bmm_v2_mat1_backward", "npu_bmm_v2_mat1_backward: refused, a graph operator (aclop)"),
+        ("get_npu_format", "get_npu_format: runs, without an operator of CANN"),
+        (
+            "empty_with_swapped_memory",
+            "empty_with_swapped_memory: refused, there are no device addresses of host memory",
+        ),
     ],
 )
 def test_what_is_refused_or_a_graph_operator_is_found_too(name, first):
@@ -91,7 +100,7 @@ def test_the_line_says_whether_the_chip_has_a_kernel(soc, lacks):
 
 
 def test_other_names_find_nothing():
-    assert _operators.found("npu_no_such_function") == _operators.found("npu_max_backward") == []
+    assert _operators.found("npu_no_such_function") == _operators.found("npu_no_such_function_backward") == []
 
 
 @pytest.mark.parametrize(("name", "own"), [("index_put", "aten.index_put"), ("torch.acos", "aten.acos, aten.acosh")])
@@ -117,7 +126,7 @@ def test_the_list_says_of_each_name_what_runs_and_what_does_not_exist(monkeypatc
 
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="older releases lack some of the functions")
 def test_every_other_name_is_one_of_torch_npu_and_leads_to_an_operator():
-    names = _operators._OTHER_NAMES
+    names = _functions.OTHER_NAMES
     assert [name for name in names if not hasattr(torch_npu, name)] == []
     assert [name for name in names if not _operators.found(name)] == []
 
