@@ -6,7 +6,9 @@ import io
 import pickle
 import weakref
 
+from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
+from torch_aclnn_ops.integrations._materializations import Materializations
 
 import numpy as np
 import pytest
@@ -178,6 +180,7 @@ LOSSES = {
     "log-probabilities": lambda logits: -logits.log_softmax(-1).gather(-1, INDEX).mean(),
     "log-probabilities of rows": lambda logits: torch.log_softmax(logits[0, 1:], dim=1).gather(1, INDEX[0, 1:]).sum(),
     "log-probabilities in float64": lambda logits: _log_softmax(logits, 2, dtype=torch.float64).gather(2, INDEX).sum(),
+    "the same, by position": lambda logits: logits.log_softmax(2, torch.float64).gather(2, INDEX).sum(),
     "their sum": lambda logits: _log_softmax(logits, dim=-1).sum(-1)[0] @ torch.arange(3.0),
     "nll_loss": lambda logits: nn.functional.nll_loss(_log_softmax(logits, -1).view(-1, 50), TARGET[0]),
     "a module of log-probabilities": lambda logits: nn.NLLLoss(torch.linspace(0, 1, 50), ignore_index=4)(
@@ -211,6 +214,16 @@ def test_an_index_out_of_range_raises_as_gather_does(index):
     log_probs = lazy_logits()[0].log_softmax(-1)
     with pytest.raises((IndexError, RuntimeError)):
         log_probs.gather(-1, torch.full((1, 3, 1), index))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_float32_sum_of_16_bit_log_probabilities_is_not_rounded_to_16_bits(dtype):
+    torch.manual_seed(0)
+    linear, input = nn.Linear(8, 20_000), torch.randn(3, 8)
+    expected = linear.to(dtype).double()(input.to(dtype).double()).log_softmax(-1).sum(-1)
+    _lazy_heads.patch(linear.to(dtype), {}, Materializations())
+    found = linear(input.to(dtype)).log_softmax(-1).sum(-1, dtype=torch.float32)  # too small a number for float16
+    torch.testing.assert_close(found, expected.float())
 
 
 OTHER_USES_OF_LOG_PROBABILITIES = {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from torch_aclnn_ops._checks import Reduction
+from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 
 import torch
@@ -35,11 +36,16 @@ class LogProbabilities(NamedTuple):
         """Return the sum over the classes."""
         if not self._is_last(dim) or not (dtype is None or dtype.is_floating_point):
             return None
-        sizes = self.logits.shape[:-1]
-        target = torch.zeros(torch.Size(sizes).numel(), dtype=torch.int64, device=self.logits.device)
+        dtype = dtype or self.logits.dtype
+        # As torch's sum, it is rounded once, at the end: that of float16 terms may fit into float32 only.
+        logits = self.logits.cast(accumulation_dtype(dtype))
+        if logits is None:
+            return None
+        sizes = logits.shape[:-1]
+        target = torch.zeros(torch.Size(sizes).numel(), dtype=torch.int64, device=logits.device)
         # Smoothed by 1, the loss is the mean of all classes.
-        mean = self._loss(target, (*sizes, 1) if keepdim else sizes, label_smoothing=1.0)
-        return None if mean is None else (mean * self.logits.classes).to(dtype or mean.dtype)
+        mean = LogProbabilities(logits, self.sign)._loss(target, (*sizes, 1) if keepdim else sizes, label_smoothing=1.0)
+        return None if mean is None else (mean * logits.classes).to(dtype)
 
     def nll_loss(
         self,
@@ -65,9 +71,11 @@ class LogProbabilities(NamedTuple):
 
 
 def log_probabilities(
-    logits: LogitSum, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    logits: LogitSum, dim: int, _stacklevel: int | torch.dtype = 3, dtype: torch.dtype | None = None
 ) -> LogProbabilities | None:
     """Return the log-softmax of logits; None if it is not over the classes of whole rows."""
+    if isinstance(_stacklevel, torch.dtype):  # the second argument of the method is the third of the function
+        dtype = _stacklevel
     if type(dim) is not int or dim not in (-1, len(logits.shape) - 1) or len(logits.shape) < 2:
         return None
     # Autocast decides by the device.
