@@ -60,13 +60,14 @@ def test_a_machine_without_an_npu_is_told_what_to_run(capsys):
     assert "`python -m host_npu -m torch_aclnn_ops.doctor --check`" in capsys.readouterr().err
 
 
-def test_the_doctor_reports_how_to_install_the_host_npu(monkeypatch):
+def test_the_doctor_reports_what_is_not_installed(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     remedy = "to simulate NPUs: pip install ./host-npu, after torch_npu"
     assert _installation._host_npu() == doctor.Finding("host NPU", "not installed", remedy)
+    assert _installation._other_libraries() == doctor.Finding("other libraries", "none")
 
 
 def test_the_doctor_reports_relevant_settings_and_libraries(monkeypatch):

@@ -98,7 +98,7 @@ def _other_libraries() -> Finding:
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
-    return Finding("other libraries", ", ".join(versions))
+    return Finding("other libraries", ", ".join(versions) or "none")
 
 
 def _settings() -> Finding:

@@ -224,7 +224,7 @@ def is_left_to_torch(call: Call) -> bool:
     return isinstance(call.linear_weight, Tensor) and call.linear_weight.dim() > 2
 
 
-def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None", own: Collection[str]) -> Tensor:
+def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None", own: Sequence[str]) -> Tensor:
     """Return the result of PyTorch's function, or of ``linear`` and ``cross_entropy`` if it does not exist.
 
     Args:
@@ -232,9 +232,9 @@ def leave_to_torch(call: Call, torch_options: "LinearCrossEntropyOptions | None"
         torch_options: Its ``options``.
         own: The names of given options that it lacks; it cannot compute them.
     """
-    for name in own:
+    if own:
         raise TypeError(
-            f"{NAME}: {name} must not be given with arguments that are left to torch's function: tensor subclasses,"
+            f"{NAME}: {own[0]} must not be given with arguments that are left to torch's function: tensor subclasses,"
             " sparse tensors and heads of shape (C, d_1, ..., d_K, H)"
         )
     shape = call.input.shape[:-1] if isinstance(call.input, Tensor) else ()

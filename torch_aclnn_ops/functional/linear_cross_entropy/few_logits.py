@@ -59,7 +59,7 @@ def are_few(call: Call) -> bool:
         number += rows * weight.shape[1] + weight.numel()
     elif weight.dtype is not torch.float32:
         return False
-    return 0 < 4 * number <= tiling.LOGITS_BYTES and rows > 0
+    return rows > 0 and 4 * number <= tiling.LOGITS_BYTES
 
 
 def loss_of_few_logits(call: Call) -> Tensor:

@@ -194,6 +194,5 @@ def linear_kl_div(
     if process_group is not None or vocab_sizes is not None:
         call = call._replace(shards=shards_of(NAME, process_group, vocab_sizes, linear_weight, input))
     loss = compute(prepare(call))
-    if reduction != "none":
-        return loss
-    return rows_to_labels(loss.reshape(input.shape[:-1]), places) if places else loss.reshape(input.shape[:-1])
+    loss = loss.reshape(input.shape[:-1]) if reduction == "none" else loss
+    return rows_to_labels(loss, places) if places else loss

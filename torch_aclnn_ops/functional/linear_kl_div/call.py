@@ -164,17 +164,21 @@ def with_teacher(call: Call, log_probs: Any, probs: Any, top_k: Any) -> Call:
     given = [has_head, log_probs is not None, probs is not None, top_k is not None]
     if sum(given) != 1:
         raise TypeError(f"{NAME}: one of {_TEACHERS} must be given, but {sum(given) or 'none'} are")
+    name, values = ("teacher_probs", probs) if log_probs is None else ("teacher_log_probs", log_probs)
     if has_head:
         call = _with_head(call)
     elif top_k is not None:
-        call = _with_top_k(call, top_k)
+        name, call = "teacher_top_k[1]", _with_top_k(call, top_k)
     else:
-        name, values = ("teacher_probs", probs) if log_probs is None else ("teacher_log_probs", log_probs)
         _check_tensor(name, values, input)
         shape = (*input.shape[:-1], call.linear_weight.shape[0])
         check(name, values.shape == shape, f"have shape {list(shape)}", f"has shape {list(values.shape)}")
         call = call._replace(teacher_values=flat(values), is_log=log_probs is not None)
-    _check_constant(call, "teacher_top_k" if top_k is not None else None)
+    names = ("teacher_input", "teacher_weight", "teacher_bias", name)
+    tensors = (call.teacher_input, call.teacher_weight, call.teacher_bias, call.teacher_values)
+    for label, tensor in zip(names, tensors, strict=True):
+        if tensor is not None:
+            check_constant(NAME, label, tensor, "a teacher")
     return call
 
 
@@ -185,11 +189,8 @@ def _with_head(call: Call) -> Call:
     weight: Any = call.teacher_weight
     bias = call.teacher_bias
     check_layer(("teacher_input", "teacher_weight", "teacher_bias"), rows, weight, bias, input)
-    accepted, described = (
-        f"have the shape of input, {list(shape)}, before its features",
-        f"has shape {list(rows.shape)}",
-    )
-    check("teacher_input", rows.shape[:-1] == shape, accepted, described)
+    accepted = f"have the shape of input, {list(shape)}, before its features"
+    check("teacher_input", rows.shape[:-1] == shape, accepted, f"has shape {list(rows.shape)}")
     classes, described = call.linear_weight.shape[0], f"has {weight.shape[0]}"
     check("teacher_weight", weight.shape[0] == classes, f"have {classes} classes, as linear_weight has", described)
     rows, weight, bias = rounded_by_autocast(rows, weight, bias)
@@ -212,15 +213,6 @@ def _with_top_k(call: Call, top_k: Any) -> Call:
     accepted, described = f"have shape {list(indices.shape)}, as teacher_top_k[0] has", f"has {list(values.shape)}"
     check("teacher_top_k[1]", values.shape == indices.shape, accepted, described)
     return call._replace(teacher_values=flat(values), teacher_indices=flat(indices).long())
-
-
-def _check_constant(call: Call, name: str | None) -> None:
-    values = "teacher_log_probs" if call.is_log else "teacher_probs"
-    names = ("teacher_input", "teacher_weight", "teacher_bias", values if name is None else f"{name}[1]")
-    tensors = (call.teacher_input, call.teacher_weight, call.teacher_bias, call.teacher_values)
-    for label, tensor in zip(names, tensors, strict=True):
-        if tensor is not None:
-            check_constant(NAME, label, tensor, "a teacher")
 
 
 def check_classes(indices: Tensor, ignored: Tensor | None, classes: int) -> Tensor:

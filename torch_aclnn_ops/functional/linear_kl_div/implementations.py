@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated
-from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
 from torch_aclnn_ops.functional._head.arguments import flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.engine import Engine
@@ -123,14 +122,14 @@ def compute(call: Call) -> Tensor:
 
 def _counts(call: Call, ignored: Tensor | None, token_weight: Tensor | None) -> Tensor | None:
     """Return the weight of each row, nan where a class is out of range, or ``None`` if all are 1."""
+    if ignored is None and call.teacher_indices is None and token_weight is None:
+        return None
     classes = call.linear_weight.shape[0] if call.shards is None else call.shards.total
-    counts = None
-    if ignored is not None or call.teacher_indices is not None or token_weight is not None:
-        counts = call.input.new_ones(call.input.shape[0], dtype=call.loss_dtype())
-    if counts is not None and call.target is not None and call.hard_weight:
-        counts = counts.masked_fill(call.target == classes, math.nan)
-    if counts is not None and call.teacher_indices is not None:
+    counts = call.input.new_ones(call.input.shape[0], dtype=call.loss_dtype())
+    if call.labels is not None:
+        counts = counts.masked_fill(call.labels == classes, math.nan)
+    if call.teacher_indices is not None:
         counts = counts.masked_fill(check_classes(call.teacher_indices, ignored, classes), math.nan)
-    if counts is not None and token_weight is not None:
-        counts = counts * token_weight.reshape(-1).to(accumulation_dtype(call.input.dtype))
-    return counts if counts is None or ignored is None else counts.masked_fill(ignored, 0)
+    if token_weight is not None:
+        counts = counts * token_weight.reshape(-1).to(counts.dtype)
+    return counts if ignored is None else counts.masked_fill(ignored, 0)
