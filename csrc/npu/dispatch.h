@@ -36,7 +36,7 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
             chip_has_it.store(true, std::memory_order_relaxed);
         }
         // Checking the current device is cheaper than a guard.
-        const c10::Device device = first(arguments...).device();
+        const c10::Device device = device_of_first(arguments...);
         c10::OptionalDeviceGuard guard;
         if (!is_current(device)) {
             guard.reset_device(device);
@@ -70,11 +70,6 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
 
   private:
     static inline std::atomic<bool> chip_has_it = false;
-
-    template <class... Rest>
-    static const at::Tensor& first(const at::Tensor& tensor, const Rest&...) {
-        return tensor;
-    }
 };
 
 template <class Operator>

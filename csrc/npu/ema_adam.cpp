@@ -139,19 +139,16 @@ void apply_fused_ema_adam_list(const std::vector<at::Tensor>& grads, const std::
     if (count == 0) {
         return;
     }
-    const auto with_call = [&](size_t i, const auto& function) {
-        return DispatchOf<ApplyFusedEmaAdam>::checked(
-            [&](const at::Tensor& grad, const at::Tensor& var, const at::Tensor& m, const at::Tensor& v,
-                const at::Tensor& s, const at::Tensor& step,
-                auto... numbers) { return function(Tensors{grad, var, m, v, s, step}, numbers...); },
-            grads[i], vars[i], ms[i], vs[i], ss[i], steps[i], lr, ema_decay, beta1, beta2, eps, weight_decay_mode,
-            bias_correction, weight_decay);
-    };
+    const auto prepare_checked = [](const at::Tensor& grad, const at::Tensor& var, const at::Tensor& m,
+                                    const at::Tensor& v, const at::Tensor& s, const at::Tensor& step,
+                                    auto... numbers) { return prepare_call({grad, var, m, v, s, step}, numbers...); };
     std::vector<Launch> launches;
     launches.reserve(count);
     uint64_t size = 0;
     for (size_t i = 0; i < count; ++i) {
-        launches.push_back(with_call(i, [](const auto&... arguments) { return prepare_call(arguments...); }));
+        launches.push_back(DispatchOf<ApplyFusedEmaAdam>::checked(prepare_checked, grads[i], vars[i], ms[i], vs[i],
+                                                                  ss[i], steps[i], lr, ema_decay, beta1, beta2, eps,
+                                                                  weight_decay_mode, bias_correction, weight_decay));
         size = std::max(size, launches.back().needed_workspace());
     }
     const c10::OptionalDeviceGuard guard(grads[0].device());

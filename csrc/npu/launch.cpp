@@ -88,10 +88,8 @@ aclTensor* Launch::keep(const char* parameter, const at::Tensor& tensor) {
         return nullptr;
     }
     check_device(tensor, device_, operator_name_.c_str(), parameter);
-    if (has_private_format(tensor)) {
-        return call_->tensors_.emplace_back(make_acl_tensor(copies_.emplace_back(to_base_format(tensor)))).get();
-    }
-    return call_->tensors_.emplace_back(make_acl_tensor(tensor)).get();
+    const at::Tensor& given = has_private_format(tensor) ? copies_.emplace_back(to_base_format(tensor)) : tensor;
+    return call_->tensors_.emplace_back(make_acl_tensor(given)).get();
 }
 
 aclTensor* Launch::keep_in_place(const char* parameter, const at::Tensor& tensor) {

@@ -138,8 +138,6 @@ void describe_to(std::ostream& text, const Argument& argument) {
     }
 }
 
-inline c10::Device device_of_first(const at::Tensor& tensor, const auto&...) { return tensor.device(); }
-
 template <class Operator, class... Arguments>
 std::string describe_call(const Arguments&... arguments) {
     std::ostringstream text;

@@ -45,6 +45,9 @@ AclScalar make_acl_scalar(bool value);
 // function through the dispatcher.
 at::Tensor make_output(at::IntArrayRef sizes, const at::TensorOptions& options);
 
+// The device of an operator's first argument, on which the others must be.
+inline c10::Device device_of_first(const at::Tensor& tensor, const auto&...) { return tensor.device(); }
+
 // Whether this is the current device.
 bool is_current(c10::Device device);
 
