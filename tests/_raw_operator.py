@@ -64,7 +64,7 @@ def error_inputs(
     ]
 
 
-def _flat(outputs: Any) -> list[Tensor]:
+def flat(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
@@ -87,19 +87,23 @@ class RawOperatorContract:
         """Return whether CANN supports a sample."""
         return all(arg.dim() <= 8 for arg in arguments if isinstance(arg, Tensor))
 
+    @classmethod
+    def assert_right(cls, results: Any, arguments: tuple[Any, ...], dtype: torch.dtype, roundings: float) -> None:
+        """Compare results, on any device, with those of the formula in float64."""
+        wide = tuple(arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in arguments)
+        truths = flat(cls.OPERATOR.formula(*cls.OPERATOR.complete(_copy(wide), {})))
+        for result, truth in zip(flat(results), truths, strict=True):
+            assert result.shape == truth.shape
+            if not truth.is_floating_point():
+                assert torch.equal(result.cpu(), truth)
+            elif truth.numel():
+                allowed = roundings * torch.finfo(dtype).eps * truth.abs().max()
+                assert (result.cpu().double() - truth).abs().max() <= allowed
+
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
     def test_kernel_equals_the_formula_in_float64(self, sample: Sample, dtype: torch.dtype) -> None:
         arguments = sample.arguments(Maker(dtype))
-        wide = tuple(arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in arguments)
-        truths = _flat(self.OPERATOR.formula(*self.OPERATOR.complete(_copy(wide), {})))
-        results = _flat(self.OPERATOR.overload(*_copy(arguments)))
-        for result, truth in zip(results, truths, strict=True):
-            assert result.shape == truth.shape
-            if not truth.is_floating_point():
-                assert torch.equal(result, truth)
-            elif truth.numel():
-                allowed = self.ROUNDINGS * torch.finfo(dtype).eps * truth.abs().max()
-                assert (result.double() - truth).abs().max() <= allowed
+        self.assert_right(self.OPERATOR.overload(*_copy(arguments)), arguments, dtype, self.ROUNDINGS)
 
     @pytest.mark.every_nth_case(3)
     def test_opcheck_passes(self, sample: Sample) -> None:
@@ -124,7 +128,7 @@ class RawOperatorContract:
             replaced = list(arguments)
             for position, tensor in zip(sample.differentiable, tensors, strict=True):
                 replaced[position] = tensor
-            return [out for out in _flat(self.OPERATOR(*replaced)) if out.is_floating_point()]
+            return [out for out in flat(self.OPERATOR(*replaced)) if out.is_floating_point()]
 
         inputs = tuple(arguments[position].requires_grad_() for position in sample.differentiable)
         options = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
@@ -137,7 +141,7 @@ class RawOperatorContract:
         tangent = torch.ones_like(arguments[position])
 
         def call(operator: Any, tensor: Tensor) -> list[Tensor]:
-            outputs = _flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
+            outputs = flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
             return [out for out in outputs if out.is_floating_point()]
 
         with forward_ad.dual_level():
@@ -160,7 +164,7 @@ class RawOperatorContract:
         position = sample.differentiable[0]
 
         def total(tensor: Tensor) -> Tensor:
-            outputs = _flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
+            outputs = flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
             return torch.stack([out.cos().sum() for out in outputs if out.is_floating_point()]).sum()
 
         return arguments[position], total
@@ -275,9 +279,9 @@ class RawOperatorContract:
                 torch.vmap(lambda tensor: call(tensor, self.OPERATOR))(batch)
             return
         for operator in (self.OPERATOR, self.OPERATOR.overload):
-            batched = _flat(torch.vmap(lambda tensor, operator=operator: call(tensor, operator))(batch))
+            batched = flat(torch.vmap(lambda tensor, operator=operator: call(tensor, operator))(batch))
             for i in range(2):
-                for one, other in zip(batched, _flat(call(batch[i], operator)), strict=True):
+                for one, other in zip(batched, flat(call(batch[i], operator)), strict=True):
                     torch.testing.assert_close(one[i], other)
 
     def test_vmap_over_an_empty_batch_is_empty(self, sample: Sample) -> None:
@@ -288,7 +292,7 @@ class RawOperatorContract:
         for i in floating:
             arguments[i], in_dims[i] = arguments[i].new_empty(0, *arguments[i].shape), 0
         batched = torch.vmap(self.OPERATOR.overload, tuple(in_dims))(*arguments)
-        for one, other in zip(_flat(batched), _flat(outputs), strict=True):
+        for one, other in zip(flat(batched), flat(outputs), strict=True):
             assert (one is None and other is None) or one.shape == (0, *other.shape)
 
     def test_errors_name_the_argument_its_value_and_what_is_accepted(self, error_input: ErrorInput) -> None:

@@ -53,11 +53,10 @@ def test_everything_on_the_host_npu():
     _run_tests("queue", "tests/npu")
 
 
-@pytest.mark.parametrize("mode", ["no queue"])  # the exhaustive cases have everything, in every mode
-def test_launches_and_failures_without_the_usual_queue(mode):
+def test_launches_and_failures_without_a_queue():  # the exhaustive cases have everything, in every mode
     files = (f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "invalid_arguments"))
     # The entries differ before an operator is launched.
-    _run_tests(mode, *files, "-k", "not _C and not package")
+    _run_tests("no queue", *files, "-k", "not _C and not package")
 
 
 @pytest.mark.exhaustive

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests import test_ema_adam
 from tests._contract import Maker, tables_of
-from tests._raw_operator import RawOperatorContract
+from tests._raw_operator import RawOperatorContract, flat
 
 CONTRACTS = tables_of(RawOperatorContract)
 
@@ -73,10 +73,6 @@ def run_adam(tensors: dict[str, Tensor], step: int = 7, **options: Any) -> dict[
     step_on_npu = torch.tensor([step]).npu()
     ops.apply_fused_ema_adam_(**on_npu, step=step_on_npu, **{**test_ema_adam.OPTIONS, **options})
     return on_npu
-
-
-def flat(outputs: Any) -> list[Tensor]:
-    return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 @contextmanager

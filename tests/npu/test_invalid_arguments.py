@@ -18,6 +18,7 @@ from tests.npu._operators import (
     checked_values,
     each_contract,
     error_inputs,
+    good_arguments,
     good_call,
     meaning_of,
     run_adam,
@@ -114,9 +115,7 @@ def test_unsupported_arguments_raise_with_the_call_and_the_reason(name, requires
 
 @each_contract
 def test_tensors_on_two_devices_raise(contract):
-    arguments = list(to_npu(contract.SAMPLES[0].arguments(Maker(torch.float16))))
-    if contract.OPERATOR is ops.fused_cross_entropy_loss_with_max_sum:
-        arguments = list(to_npu(contract.SAMPLES[0].arguments(Maker(torch.float32))))
+    arguments = list(to_npu(good_arguments(contract)))
     arguments[1] = arguments[1].cpu()
     with pytest.raises(RuntimeError, match=r"\w+ must be on npu:0, as \w+ is, but it is on cpu"):
         contract.OPERATOR.overload(*arguments)

@@ -57,11 +57,10 @@ OPTIONS = {
 }
 
 
-@each_flatten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_20_steps_give_the_cpus_weights_and_averages(options, dtype, flatten):
-    model, optimizer = trained("npu", dtype, 20, **options, flatten=flatten)
+def test_20_steps_give_the_cpus_weights_and_averages(options, dtype):
+    model, optimizer = trained("npu", dtype, 20, **options)
     expected, expected_optimizer = trained("cpu", dtype, 20, **options)
     # CANN's kernel rounds beta2 to float32, which leaves 1 - beta2 five digits, and without bias correction the updates
     # as many; their sum is below 1. Weights of 16 bits may round to the neighbour, next to a tie.
@@ -71,7 +70,7 @@ def test_20_steps_give_the_cpus_weights_and_averages(options, dtype, flatten):
     assert_all_close(on_the_cpu(averages_of(model, optimizer)), averages_of(expected, expected_optimizer), bound)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_flattened_weights_and_averages_are_the_same_bit_for_bit(options, dtype):
     pairs = [trained("npu", dtype, 20, **options, flatten=flatten) for flatten in (True, False)]
