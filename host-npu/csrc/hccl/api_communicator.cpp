@@ -70,10 +70,9 @@ HOST_NPU_EXPORT HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootI
 
 HOST_NPU_EXPORT HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo* rootInfo, uint32_t rank,
                                                       const HcclCommConfig* config, HcclComm* comm) {
-    return run_api(__func__, [&] {
+    return answer(__func__, comm, "comm", [&] {
         require(config, "config");
-        require(comm, "comm");
-        *comm = join_and_wait(nRanks, rootInfo, rank, config);
+        return join_and_wait(nRanks, rootInfo, rank, config);
     });
 }
 
@@ -82,11 +81,10 @@ HOST_NPU_EXPORT HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_
                                                         const HcclRootInfo* rootInfoList, uint32_t rank,
                                                         uint32_t nExtRoot, const HcclCommConfig* config,
                                                         HcclComm* comm) {
-    return run_api(__func__, [&] {
+    return answer(__func__, comm, "comm", [&] {
         require(nRoot > 0 && nRoot <= nRanks, "nRoot must be from 1 to nRanks, got " + std::to_string(nRoot));
         require(nExtRoot == 0, "nExtRoot must be 0, got " + std::to_string(nExtRoot));
-        require(comm, "comm");
-        *comm = join_and_wait(nRanks, rootInfoList, rank, config);
+        return join_and_wait(nRanks, rootInfoList, rank, config);
     });
 }
 

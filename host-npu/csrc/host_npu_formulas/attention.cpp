@@ -22,8 +22,9 @@ constexpr std::int64_t kColumns = 8;
 constexpr std::int64_t kCompressed = 1024;
 
 void require_computed(const Setting& at) {
-    TORCH_CHECK(at.keep_prob >= 0 && at.keep_prob <= 1 && (at.keep_prob == 1) == !at.drop_mask,
-                "attention takes a mask of dropout with a keep_prob in 0 to 1, which is ", at.keep_prob);
+    TORCH_CHECK(at.keep_prob >= 0 && at.keep_prob <= 1 && (at.keep_prob == 1) == !at.drop_mask, "keep_prob is ",
+                at.keep_prob, at.drop_mask ? " with" : " without",
+                " a mask of dropout; it must be 1 without one, and otherwise at least 0 and below 1");
     TORCH_CHECK(at.mode >= 0 && at.mode <= 6, "the host NPU has the sparse modes 0 to 6 only, not ", at.mode);
     TORCH_CHECK(!at.sink || (at.sink->dim() == 1 && at.sink->size(0) == at.heads && !at.packed()),
                 "the host NPU takes a sink of ", at.heads, " numbers, and none in the layout TND");

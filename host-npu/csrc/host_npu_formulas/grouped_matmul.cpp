@@ -420,6 +420,8 @@ void require_grouped(const Grouped& call) {
     require_dtype_of_x("antiquantScaleOptional", x[0], call.antiquant_scale);
     require_dtype_of_x("antiquantOffsetOptional", x[0], call.antiquant_offset);
     require_together(x, weight, call.bias, call.scale, outs);
+    TORCH_CHECK(call.token_scale.empty() || (call.token_scale.size() == 1 && is_quantized && !call.scale.empty()),
+                "per_token_scale is for products of int8 matrices that have a scale only, as one tensor");
     TORCH_CHECK(!is_quantized || call.group_type == kSplitRows,
                 "products of int8 matrices have groups of rows (group_type 0) only, not group_type ", call.group_type);
 }

@@ -16,19 +16,18 @@ Tensor delayed(const Tensor& x, std::int64_t by) {
 }
 
 Tensor kept_tokens(const Tensor& x, const OptionalIntegerTensor& mask) {
-    if (!mask) return x;
-    TORCH_CHECK(mask->dim() == 2 && mask->size(0) == x.size(1) && mask->size(1) == x.size(0), "mask has shape ",
-                mask->sizes(), ", the input ", x.sizes());
-    return x * mask->ne(0).t().unsqueeze(-1);
+    return mask ? x * mask->ne(0).t().unsqueeze(-1) : x;
 }
 
-void require_convolution(const Tensor& x, const Tensor& weight) {
-    TORCH_CHECK(x.dim() == 3 && weight.dim() == 2 && weight.size(1) == x.size(2), "weight of shape ", weight.sizes(),
-                " does not fit an input of shape ", x.sizes());
+// `dy` is the gradient of the result, or the input again where there is none.
+void require_convolution(const Tensor& x, const Tensor& weight, const OptionalIntegerTensor& mask, const Tensor& dy) {
+    std::vector<Shaped> all{{"x", x.sizes(), "S B H"}, {"weight", weight.sizes(), "W H"}, {"dy", dy.sizes(), "S B H"}};
+    if (mask) all.push_back({"mask", mask->sizes(), "B S"});
+    require_shapes(all);
 }
 
 void causal_conv(const Tensor& x, const Tensor& weight, const OptionalIntegerTensor& mask, const Out& out) {
-    require_convolution(x, weight);
+    require_convolution(x, weight, mask, x);
     auto sum = at::zeros_like(x);
     for (std::int64_t by = 0; by < weight.size(0); ++by) sum = sum + delayed(x, by) * weight[weight.size(0) - 1 - by];
     out = kept_tokens(sum, mask);
@@ -37,7 +36,7 @@ const Formula<"aclnnMaskedCausalConv1d", causal_conv> convolution;
 
 void causal_conv_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const OptionalIntegerTensor& mask,
                       const Out& dx, const Out& dweight) {
-    require_convolution(x, weight);
+    require_convolution(x, weight, mask, dy);
     const auto kept = kept_tokens(dy, mask);
     const auto width = weight.size(0);
     auto sum = at::zeros_like(x);

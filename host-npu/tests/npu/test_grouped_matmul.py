@@ -135,10 +135,14 @@ def test_products_of_groups_are_added_to_gradients():
 _HALF, _BF16 = torch.zeros(8, 4).half(), torch.zeros(8, 4).bfloat16()
 _INT8, _FLOAT = torch.zeros(8, 4, dtype=torch.int8), torch.zeros(8, 4)
 _COMBINED = "these dtypes cannot be combined: "
+_OF_TOKENS = "per_token_scale is for products of int8 matrices that have a scale only, as one tensor"
 
 
 def _zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype, device="npu")
+
+
+_SCALED = {"scale": [_zeros(torch.float32, 3, 6)], "output_dtype": torch.float16}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +183,8 @@ def _zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             "antiquantScaleOptional has dtype bfloat16 instead of that of x, float16",
         ),
         (_HALF, torch.half, {"act_type": 1}, "act_type is 1; only products of int8 matrices have an activation"),
+        (_HALF, torch.half, {"per_token_scale": [_zeros(torch.float32, 8)]}, _OF_TOKENS),
+        (_INT8, torch.int8, {**_SCALED, "per_token_scale": [_zeros(torch.float32, 8)] * 2}, _OF_TOKENS),
     ],
     ids=[
         "int8 without a scale",
@@ -191,6 +197,8 @@ def _zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         "scale of int8",
         "antiquant_scale",
         "activation",
+        "per_token_scale",
+        "two of per_token_scale",
     ],
 )
 def test_dtypes_that_do_not_go_together_are_refused_at_the_call(x, weight, arguments, sentence):

@@ -34,6 +34,14 @@ def test_a_convolution_sees_earlier_tokens_only(masked):
     )
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("dy", (1, 2, 16)), ("weight", (3, 8)), ("mask", (2, 6))])
+def test_the_gradient_of_a_convolution_has_the_shape_of_its_input(name, sizes):
+    shapes = {"dy": (7, 2, 16), "x": (7, 2, 16), "weight": (3, 16), "mask": (2, 7), name: sizes}
+    *tensors, mask = (torch.ones(shape).npu() for shape in shapes.values())
+    with pytest.raises(RuntimeError, match=rf"{name} has shape \[{', '.join(map(str, sizes))}\]"):
+        torch.ops.npu.npu_masked_causal_conv1d_backward(*tensors, mask=mask.bool())
+
+
 def test_a_block_of_tokens_becomes_one():
     ends, size, stride = [40, 50, 96], 32, 16
 
