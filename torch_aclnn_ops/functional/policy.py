@@ -16,7 +16,7 @@ from torch_aclnn_ops._checks import (
     values_are_readable,
 )
 from torch_aclnn_ops._tensors import widen
-from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
+from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape, choose
 
 import torch
 from torch import Tensor
@@ -269,7 +269,7 @@ def _cispo(tokens: _Tokens, ratios: Tensor, options: _Options) -> Tensor:
 
 
 def _sapo(tokens: _Tokens, ratios: Tensor, options: _Options) -> Tensor:
-    temperatures = _by_sign(tokens.advantages > 0, options.sapo_temperatures, ratios)
+    temperatures = choose(tokens.advantages > 0, options.sapo_temperatures, ratios)
     return -torch.sigmoid(temperatures * (ratios - 1)) * 4 / temperatures * tokens.advantages
 
 
@@ -279,16 +279,10 @@ def _vespo(tokens: _Tokens, ratios: Tensor, options: _Options) -> Tensor:
         log_ratios = log_ratios + tokens.of_sampler.clamp(_SMALLEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     log_ratios = log_ratios.sum(-1, keepdim=True).clamp(_SMALLEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     k_positive, l_positive, k_negative, l_negative = options.vespo_shape
-    powers = _by_sign(tokens.advantages >= 0, (k_positive, k_negative), ratios)
-    rates = _by_sign(tokens.advantages >= 0, (l_positive, l_negative), ratios)
+    powers = choose(tokens.advantages >= 0, (k_positive, k_negative), ratios)
+    rates = choose(tokens.advantages >= 0, (l_positive, l_negative), ratios)
     weights = (powers * log_ratios - rates * torch.expm1(log_ratios)).exp()
     return -weights * tokens.advantages * tokens.log_probs
-
-
-def _by_sign(is_positive: Tensor, numbers: tuple[float, float], like: Tensor) -> Tensor:
-    # Not numbers, of which torch would make tensors of its default dtype.
-    positive, other = (torch.full_like(is_positive, number, dtype=like.dtype) for number in numbers)
-    return torch.where(is_positive, positive, other)
 
 
 _FORMULAS: dict[str, Callable[[_Tokens, Tensor, _Options], Tensor]] = {

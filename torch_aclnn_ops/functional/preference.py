@@ -16,7 +16,7 @@ from torch_aclnn_ops._checks import (
     values_are_readable,
 )
 from torch_aclnn_ops._tensors import widen
-from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
+from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape, choose
 from torch_aclnn_ops.functional._pairs import OF_REFERENCES, DPOLossType, LossType, Pairs, loss_of_pairs, reduce_losses
 
 import torch
@@ -251,11 +251,8 @@ def kto_loss(
     ratios = widen(log_probs) - widen(reference_log_probs)
     baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().reshape(())
     baseline = baseline.clamp(min=0) if clamp_kl else baseline
-    # Not numbers, of which torch would make tensors of its default dtype.
-    signs, weights = (
-        torch.where(is_desirable, torch.full_like(ratios, desirable), torch.full_like(ratios, undesirable))
-        for desirable, undesirable in ((1, -1), (desirable_weight, undesirable_weight))
-    )
+    signs = choose(is_desirable, (1, -1), ratios)
+    weights = choose(is_desirable, (desirable_weight, undesirable_weight), ratios)
     return reduce_losses("kto_loss", weights * torch.sigmoid(-beta * (signs * (ratios - baseline))), reduction)
 
 

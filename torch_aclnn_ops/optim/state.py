@@ -46,9 +46,7 @@ def check_shape(what: str, value: Tensor, param: Tensor, name: str) -> None:
             )
 
 
-def normalize_state(
-    state: dict[str, Any], param: Tensor, dtype: torch.dtype, copies_step: bool = True
-) -> dict[str, Any]:
+def normalize_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype, copies_step: bool) -> dict[str, Any]:
     """Convert a loaded state to the dtypes and device that a step needs."""
     converted = dict(state)
     if "step" in state:

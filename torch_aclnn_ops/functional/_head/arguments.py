@@ -85,3 +85,10 @@ def check_constant(function: str, name: str, tensor: Tensor, owner: str) -> None
             f"{function}: {name} must not require grad, because {owner} gets no gradient, but it"
             f" {'has a tangent' if has_tangent(tensor) else 'does'}; pass {name}.detach()"
         )
+
+
+def choose(condition: Tensor, numbers: tuple[float, float], like: Tensor) -> Tensor:
+    """Return the first number where a condition holds, else the second, in the dtype of ``like``."""
+    # Not torch.where of numbers, of which it would make tensors of its default dtype.
+    first, second = (torch.full_like(condition, number, dtype=like.dtype) for number in numbers)
+    return torch.where(condition, first, second)
