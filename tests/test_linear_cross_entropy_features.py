@@ -348,6 +348,19 @@ def test_an_invalid_option_raises(options, exception, sentence):
 
 _SOFT, _UNSHIFTED = torch.full((2, 3, C), 0.1), "be 0 unless target has the class indices of sequences, but it"
 _POSITIONS = {"input": torch.rand(N, H), "linear_weight": torch.rand(C, 3, H), "target": torch.zeros(N, 3).long()}
+
+
+class _Traced:
+    """What ``torch.fx.symbolic_trace`` has in place of tensors."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return cls()
+
+    def flatten(self, *_):
+        return self
+
+
 # An argument that is wrong with an input of shape (B, T, H), and what the sentence says.
 WRONG_WITH_BATCHES = [
     ({"input": torch.ones(2, 3, H, dtype=torch.int64)}, RuntimeError, "have a floating-point dtype, .*torch.int64"),
@@ -377,6 +390,10 @@ WRONG_WITH_BATCHES = [
     ),
     ({"shift": True, "target": _SOFT}, ValueError, _UNSHIFTED),
     ({"shift": True, **_POSITIONS}, ValueError, _UNSHIFTED),
+    *(
+        ({"target": other, "shift": True}, TypeError, "be a Tensor if shift is given, but")
+        for other in (None, _Traced())
+    ),
 ]
 
 

@@ -190,8 +190,10 @@ def checked_shift(shift: object, call: Call) -> int:
     """Accept a number of places that is at most the length of a sequence, where labels can be shifted."""
     target: object = call.target
     places = check_shift(NAME, shift, target if isinstance(target, Tensor) else None)
-    if places == 0 or not isinstance(target, Tensor):  # which the rules refuse
+    if places == 0:
         return 0
+    if not isinstance(target, Tensor):  # torch's function, which takes what torch.fx traces, has no shift
+        raise TypeError(f"{NAME}: target must be a Tensor if shift is given, but it is {describe(target)}")
     if target.is_floating_point() or call.linear_weight.dim() > 2:
         raise ValueError(f"{NAME}: shift must be 0 unless target has the class indices of sequences, but it is {shift}")
     return places
