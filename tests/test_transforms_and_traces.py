@@ -1,4 +1,4 @@
-"""Losses under vmap in forward mode, which must find or refuse the tangents of constants, and under torch.jit.trace."""
+"""Losses under vmap in forward mode, which must find or refuse the tangents of constants, and traced and exported."""
 
 from functools import partial
 
@@ -116,3 +116,19 @@ def test_a_trace_computes_the_same_for_any_number_of_rows(name):
         torch.testing.assert_close(*results)
         gradients = [torch.autograd.grad(result.sum(), leaves) for result in results]
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", TRACED)
+def test_an_exported_call_has_the_gradients_of_the_call(name, strict):
+    function, make = TRACED[name]
+    inputs = make(4)
+
+    class Call(torch.nn.Module):
+        def forward(self, *arguments):
+            return function(*arguments)
+
+    exported = torch.export.export(Call(), inputs, strict=strict).module()
+    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    gradients = [torch.autograd.grad(each(*inputs).sum(), leaves) for each in (exported, function)]
+    torch.testing.assert_close(*gradients)

@@ -183,6 +183,16 @@ def test_a_transform_inside_a_compiled_function_raises(group_of_two):
         compiled(INPUT)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_raises(group_of_two, strict):
+    class Loss(torch.nn.Module):
+        def forward(self, input):
+            return F.linear_cross_entropy(input, HEAD, TARGET, process_group=group_of_two, vocab_sizes=(4, 4))
+
+    with pytest.raises(Exception, match="process_group must be None under torch.export"):
+        torch.export.export(Loss(), (INPUT,), strict=strict)
+
+
 def test_batched_gradients_raise(group_of_two):
     input, head, target = torch.randn(3, 4, requires_grad=True), torch.zeros(5, 4), torch.arange(3)
     options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, 5)}

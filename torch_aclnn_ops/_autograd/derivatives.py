@@ -165,6 +165,12 @@ def in_functorch_transform() -> bool:
     return get_interpreter_stack() is not None
 
 
+@assume_constant_result  # Dynamo of older versions takes every graph for an exported one
+def is_exporting() -> bool:
+    """Return whether ``torch.export`` traces, which keeps the forward pass of a Function, but no backward pass."""
+    return torch.compiler.is_exporting()
+
+
 def in_nested_forward_mode() -> bool:
     """Return whether this is called inside a jvp of a jvp, where PyTorch treats a Function's tangent as a constant."""
     return _transforms().count("Jvp") > 1

@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _cpu_extension, _extension
-from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
+from torch_aclnn_ops._autograd.derivatives import (
+    any_wrapped,
+    in_functorch_transform,
+    in_nested_forward_mode,
+    is_exporting,
+)
 from torch_aclnn_ops._call_log import is_logging_in_eager_mode
 from torch_aclnn_ops._tensors import DTYPES
 from torch_aclnn_ops._torch_compat.private import fast_apply, in_forward_ad
@@ -38,6 +43,7 @@ class EagerOrCompiled:
     compiled                             ``compiled``, or a copy without ``jvp``, which Dynamo does not support
     compiled, in ``torch.func``          ``formula``: Dynamo treats higher derivatives of a Function as 0
     compiled, in a dual level            ``formula``
+    ``torch.export``                     ``formula``: the backward pass of a Function is not exported
     ===================================  =======================================================================
 
     Args:
@@ -65,8 +71,9 @@ class EagerOrCompiled:
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
         if torch.compiler.is_compiling():
-            needs_formula = not self._has_operator and (in_functorch_transform() or in_forward_ad())
-            return self._formula(*args) if needs_formula else self._compiled(*args)
+            if self._has_operator or not (in_functorch_transform() or in_forward_ad() or is_exporting()):
+                return self._compiled(*args)
+            return self._formula(*args)
         if self._native is None or is_logging_in_eager_mode():
             return self.eager(*args)
         device = args[0].device  # device.type builds a string in every call

@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, is_exporting
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._tensors import widen
@@ -89,8 +89,13 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
     return result
 
 
-def raise_if_compiled_transform(*_: Any) -> None:
-    """Raise where Dynamo traces a transform, in which second derivatives of a Function would be zero."""
+def raise_if_traced_without_derivative(*_: Any) -> None:
+    """Raise where a traced Function would lose a derivative: the second in a compiled transform, all in an export."""
+    if is_exporting():
+        raise NotImplementedError(
+            "linear_cross_entropy: process_group must be None under torch.export, which exports no gradients of"
+            " collectives; use torch.compile"
+        )
     if torch.compiler.is_compiling() and in_functorch_transform():
         raise NotImplementedError(
             "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
@@ -129,7 +134,7 @@ def _linear(
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
-    return EagerOrCompiled(Linear, raise_if_compiled_transform)
+    return EagerOrCompiled(Linear, raise_if_traced_without_derivative)
 
 
 # Stacks the parts of all ranks along a new first dimension; selects this rank's entry along it.
