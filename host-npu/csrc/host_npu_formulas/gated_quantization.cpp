@@ -33,6 +33,7 @@ Tensor of_groups(const char* name, const Tensor& numbers, const Tensor& rows, co
 }
 
 // Offsets are those of a static quantization, which leaves the scales of rows unwritten; a dynamic one ignores them.
+// Its scales are what the rows were multiplied by, 127 / max |row|: those of other functions are the reciprocals.
 void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& offsets,
                   const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
                   std::int64_t list_type, std::int64_t, const Out& y, const Out& scale) {
@@ -47,11 +48,13 @@ void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalT
     const auto [left, right] = halves(as_rows(x), -1);
     auto rows = activate_left ? at::silu(left) * right : left * at::silu(right);
     if (smooth) rows = rows * of_groups("smooth_scales", *smooth, rows, groups, list_type == 1);
+    require_int8(y);
     if (!is_static) {
-        quantize_rows(rows, y, scale);
+        const auto [quantized, of_row] = quantized_rows(rows);
+        y = quantized.view(y.sizes());
+        scale = of_row.reciprocal().view(scale.sizes());
         return;
     }
-    require_int8(y);
     rows = rows + of_groups("offsets", *offsets, rows, groups, list_type == 1);
     y = saturated(rows, at::kChar).view(y.sizes());
 }
@@ -105,14 +108,14 @@ void dequant_swiglu_quant_v1(const AnyTensor& x, const OptionalTensor& weight_sc
 }
 const Formula<"aclnnDequantSwigluQuant", dequant_swiglu_quant_v1> swiglu_of_sums;
 
+// A dynamic quantization ignores the offset.
 void gelu_quant(const Tensor& x, const OptionalTensor& scale, const OptionalTensor& offset,
                 const std::string& approximate, const std::string& mode, const std::string& rounding, std::int64_t,
                 const Out& y, const OptionalOut& scale_out) {
     TORCH_CHECK(rounding == "rint", "the host NPU has round_mode rint only, not ", rounding);
     auto unit = at::gelu(x, approximate);
     if (mode == "dynamic") {
-        TORCH_CHECK(scale_out && !offset,
-                    "a dynamic quantization needs an output for the scale of each row, and does not support an offset");
+        TORCH_CHECK(scale_out, "a dynamic quantization needs an output for the scale of each row");
         quantize_rows(as_rows(scale ? unit * *scale : unit), y, *scale_out);
         return;
     }

@@ -18,11 +18,13 @@ Tensor scale_of(const AnyTensor& scale) {
 
 namespace {
 
-// The upper 19 bits of the scale as a float, a 1 in bit 46, and the offset in the 9 bits below that one.
+// The upper 19 bits of the scale as a float, cut off or rounded, a 1 in bit 46, and the offset in the 9 bits below that
+// one.
 void trans_quant_param(const AnyTensor& scale, const OptionalTensor& offset, std::int64_t rounding, const Out& out) {
     TORCH_CHECK(scale.scalar_type() == at::kFloat, "scale has dtype ", scale.scalar_type(), " instead of float32");
-    TORCH_CHECK(rounding == 0, "the host NPU cuts a scale off (round_mode 0) only, not ", rounding);
-    auto bits = scale.contiguous().view(at::kInt).to(at::kLong).bitwise_and(0xFFFFE000L).bitwise_or(1L << 46);
+    TORCH_CHECK(rounding == 0 || rounding == 1, "round_mode is ", rounding, " instead of 0, which cuts off, or 1");
+    const auto whole_bits = scale.contiguous().view(at::kInt).to(at::kLong) + (rounding == 1 ? 0x1000 : 0);
+    auto bits = whole_bits.bitwise_and(0xFFFFE000L).bitwise_or(1L << 46);
     if (offset) {
         const auto whole = offset->round().clamp(-256, 255).to(at::kLong);
         bits = bits.bitwise_or(whole.bitwise_and(0x1FF) * (1L << 37));

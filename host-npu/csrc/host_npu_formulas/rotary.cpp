@@ -145,8 +145,9 @@ const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted{
 };
 
 // The cosines and sines of tokens: rows of the cache, or with sections, of which each has positions of its own, parts
-// of rows.
-std::vector<Tensor> angles_of(const Tensor& positions, const Tensor& cache, const std::vector<std::int64_t>& sections) {
+// of rows, one after the other or by turns.
+std::vector<Tensor> angles_of(const Tensor& positions, const Tensor& cache, const std::vector<std::int64_t>& sections,
+                              bool by_turns) {
     const auto rows = cache.index_select(0, positions.to(at::kLong).flatten());
     if (positions.dim() == 1) {
         for (const auto each : sections) TORCH_CHECK(each == 0, "mropeSection needs positions for each section");
@@ -165,7 +166,16 @@ std::vector<Tensor> angles_of(const Tensor& positions, const Tensor& cache, cons
                 "cosSinCache has rows of ", cache.size(-1), " elements instead of twice the sum of mropeSection, ",
                 at::IntArrayRef(sections));
     std::vector<Tensor> angles;
+    TORCH_CHECK(!by_turns || sections.size() == 3, "cache_mode interleave takes 3 sections, not ", sections.size());
     for (const auto& half : rows.unflatten(0, {positions.size(0), -1}).chunk(2, -1)) {
+        if (by_turns) {
+            const auto turns = half[0].clone();
+            for (const std::int64_t of : {1, 2}) {
+                turns.slice(1, of, 3 * sections[1], 3).copy_(half[of].slice(1, of, 3 * sections[1], 3));
+            }
+            angles.push_back(turns);
+            continue;
+        }
         std::vector<Tensor> parts = half.split_with_sizes(sections, -1);
         for (std::size_t index = 0; index < parts.size(); ++index) {
             parts[index] = parts[index].select(0, static_cast<std::int64_t>(index));
@@ -179,13 +189,12 @@ std::vector<Tensor> angles_of(const Tensor& positions, const Tensor& cache, cons
 void rope_with_cache(const IntegerTensor& positions, const Tensor& query, const Tensor& key, const Tensor& cache,
                      const std::vector<std::int64_t>& sections, std::int64_t head_size, bool halves,
                      std::int64_t cache_mode, const Out& query_out, const Out& key_out) {
-    TORCH_CHECK(cache_mode == 0, "the host NPU has the cache mode default only");
     const auto unit = query_out.dtype() == at::kFloat ? 16 : 32;
     TORCH_CHECK(head_size > 0 && head_size % unit == 0, "head_size is ", head_size, "; CANN takes multiples of ", unit,
                 " for ", query_out.dtype());
     TORCH_CHECK(cache.size(-1) % unit == 0 && cache.size(-1) <= head_size, "cosSinCache has rows of ", cache.size(-1),
                 " elements; CANN takes multiples of ", unit, " up to head_size, ", head_size);
-    const auto angles = angles_of(positions, cache, sections);
+    const auto angles = angles_of(positions, cache, sections, cache_mode == 1);
     const auto each_of_a_pair = [&](const Tensor& x) {
         return (halves ? at::cat({x, x}, -1) : at::stack({x, x}, -1).flatten(-2)).unsqueeze(1);
     };

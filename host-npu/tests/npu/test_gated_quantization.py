@@ -34,12 +34,12 @@ def test_gelu_mul_is_gelu_of_the_left_half_times_the_right(dtype, approximate):
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("smooth", [False, True])
-def test_swiglu_is_quantized_row_by_row(smooth, left):
+def test_swiglu_is_quantized_row_by_row_and_has_reciprocal_scales(smooth, left):
     x, scales = torch.randn(4, 32).half(), torch.rand(1, 16)
     quantized, scale = torch_npu.npu_swiglu_quant(
         x.npu(), smooth_scales=scales.npu() if smooth else None, quant_mode=1, activate_left=left
     )
-    _assert_quantized(quantized, scale, _swiglu(x.double(), left) * (scales.double() if smooth else 1))
+    _assert_quantized(quantized, scale.reciprocal(), _swiglu(x.double(), left) * (scales.double() if smooth else 1))
 
 
 def test_a_dynamic_quantization_ignores_the_offsets_of_a_static_one():
@@ -57,7 +57,7 @@ def test_groups_of_rows_have_smooth_scales_of_their_own(kind):
         x.npu(), smooth_scales=scales.npu(), group_index=groups, quant_mode=1, group_list_type=kind
     )
     of_rows = scales.double().repeat_interleave(torch.tensor([2, 0, 4]), 0)
-    _assert_quantized(quantized, scale, _swiglu(x.double(), False) * of_rows)
+    _assert_quantized(quantized, scale.reciprocal(), _swiglu(x.double(), False) * of_rows)
 
 
 @pytest.mark.parametrize("by_column", [False, True], ids=["tensors", "channels"])
@@ -129,10 +129,13 @@ def test_the_clipped_unit_is_quantized_as_well():
     _assert_quantized(quantized, scale, gate * torch.sigmoid(gate * 1.702) * (value + 1))
 
 
+@pytest.mark.parametrize("offset", [None, _ONES[0].half()], ids=["", "ignores an offset"])
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_is_quantized_row_by_row(approximate):
+def test_gelu_is_quantized_row_by_row(approximate, offset):
     x, smooth = torch.randn(3, 4, 16).half(), torch.rand(16).half()
-    quantized, scale = torch_npu.npu_gelu_quant(x.npu(), input_scale=smooth.npu(), approximate=approximate)
+    quantized, scale = torch_npu.npu_gelu_quant(
+        x.npu(), input_scale=smooth.npu(), input_offset=offset, approximate=approximate
+    )
     _assert_quantized(quantized, scale, gelu(x.double(), approximate=approximate) * smooth.double())
 
 

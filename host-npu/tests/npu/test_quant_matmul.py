@@ -68,6 +68,12 @@ def test_dequant_bias_scales_sums(bias, per_token):
     _close(result, expected + added.double() if bias is torch.float32 else expected)
 
 
+def test_round_mode_1_rounds_a_scale_to_19_bits_and_0_cuts_it_off():
+    scale = torch.tensor([0x3F801FFF, 0x3F800FFF], dtype=torch.int32).view(torch.float32).npu()
+    kept = [torch_npu.npu_trans_quant_param(scale, round_mode=mode).bitwise_and(0xFFFFFFFF).tolist() for mode in (0, 1)]
+    assert kept == [[0x3F800000, 0x3F800000], [0x3F802000, 0x3F800000]]
+
+
 def test_an_offset_is_in_the_bits_of_a_scale():
     scale, offset = torch.tensor([1.5, 0.1]), torch.tensor([-3.0, 300.0])
     bits = torch_npu.npu_trans_quant_param(scale.npu(), offset.npu())

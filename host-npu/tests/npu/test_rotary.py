@@ -142,6 +142,19 @@ def test_mrope_takes_each_section_at_positions_of_its_own(dtype, mode, sections)
         _close(result, torch.cat([first * cos + _turned(first, mode) * sin, rest], -1).flatten(1))
 
 
+@pytest.mark.parametrize("sections", [[16, 24, 24], [24, 20, 20]], ids=str)
+def test_mrope_takes_the_sections_by_turns(sections):
+    positions, cache, x = torch.randint(0, 9, (3, 3)), torch.randn(9, 128), torch.randn(3, 128)
+    on_npu = [each.npu() for each in (positions, x, x, cache)]
+    results = torch_npu.npu_mrope(*on_npu, 128, mrope_section=sections, cache_mode="interleave")
+    # The dimensions 1, 4, 7 ... are those of the second section, 2, 5, 8 ... of the third, as far as they have any.
+    taken = torch.tensor([turn % 3 if turn < 3 * sections[1] else 0 for turn in range(64)])
+    halves = [half.gather(0, taken.expand(1, 3, -1))[0] for half in cache.double()[positions].chunk(2, -1)]
+    cos, sin = [torch.cat([half, half], -1) for half in halves]
+    for result in results:
+        _close(result, x.double() * cos + _turned(x.double(), "half") * sin)
+
+
 @pytest.mark.parametrize(
     ("sections", "size", "sentence"),
     [
