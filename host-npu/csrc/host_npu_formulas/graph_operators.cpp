@@ -186,12 +186,13 @@ void embedding_dense_grad(const RunningOperator& call) {
 }
 
 void scaled_masked(const RunningOperator& call) {
-    assign(call, scaled_masked_softmax(call.floats(0), call.input(1), call.float_attribute("scale")));
+    assign(call, scaled_masked_softmax(call.floats(0), call.input(1), call.float_attribute("scale"),
+                                       call.is_set("fixed_triu_mask")));
 }
 
 void scaled_masked_grad(const RunningOperator& call) {
-    assign(call,
-           scaled_masked_softmax_grad(call.floats(0), call.floats(1), call.input(2), call.float_attribute("scale")));
+    assign(call, scaled_masked_softmax_grad(call.floats(0), call.floats(1), call.input(2),
+                                            call.float_attribute("scale"), call.is_set("fixed_triu_mask")));
 }
 
 void assign(const RunningOperator& call, const AdamStep& step) {
@@ -290,9 +291,6 @@ std::optional<std::string> run_strided_slice(const GraphCall& call) {
 template <std::size_t inputs, void (*compute)(const RunningOperator&)>
 std::optional<std::string> run_masked(const GraphCall& call) {
     if (call.inputs.size() == inputs) {
-        const auto triangular = call.attributes.values.find("fixed_triu_mask");
-        if (triangular != call.attributes.values.end() && triangular->second != aclopAttr::Value(std::int64_t{0}))
-            return "fixed_triu_mask is True, which is not simulated";
         try {
             require_shapes({{"x", call.inputs[0].desc.dims, "N C H%32<=4096 W%32<=4096"},
                             {"mask", call.inputs[inputs - 1].desc.dims, "N C H W | 1 C H W | N 1 H W | 1 1 H W"}});

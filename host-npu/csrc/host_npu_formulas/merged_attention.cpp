@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 
@@ -78,22 +79,27 @@ const Formula<"aclnnMaskedSoftmaxWithRelPosBias", masked_softmax> softmax_with_b
     {"out", kFloats},
 };
 
-}  // namespace
-
-Tensor scaled_masked_softmax(const Tensor& x, const Tensor& mask, double scale) {
-    constexpr double masked = -10000;
-    return at::softmax((x * scale).masked_fill(mask.to(at::kBool), masked), -1);
+// Of what is masked: what follows the diagonal, if `triangular`, whatever the given mask is.
+Tensor masked_places(const Tensor& mask, const Tensor& x, bool triangular) {
+    return triangular ? at::ones_like(x, at::kBool).triu(1) : mask.to(at::kBool);
 }
 
-Tensor scaled_masked_softmax_grad(const Tensor& dy, const Tensor& y, const Tensor& mask, double scale) {
-    return (y * (dy - (y * dy).sum(-1, true)) * scale).masked_fill(mask.to(at::kBool), 0);
+}  // namespace
+
+Tensor scaled_masked_softmax(const Tensor& x, const Tensor& mask, double scale, bool triangular) {
+    constexpr double masked = -10000;
+    return at::softmax((x * scale).masked_fill(masked_places(mask, x, triangular), masked), -1);
+}
+
+Tensor scaled_masked_softmax_grad(const Tensor& dy, const Tensor& y, const Tensor& mask, double scale,
+                                  bool triangular) {
+    return (y * (dy - (y * dy).sum(-1, true)) * scale).masked_fill(masked_places(mask, y, triangular), 0);
 }
 
 namespace {
 
 void scaled_masked(const Tensor& x, const IntegerTensor& mask, double scale, bool triangular, const Out& out) {
-    TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
-    out = scaled_masked_softmax(x, mask, scale);
+    out = scaled_masked_softmax(x, mask, scale, triangular);
 }
 const Formula<"aclnnScaledMaskedSoftmax", scaled_masked> softmax_with_mask{
     {"x", kFloats, "N C H%32<=4096 W%32<=4096"},
@@ -103,8 +109,7 @@ const Formula<"aclnnScaledMaskedSoftmax", scaled_masked> softmax_with_mask{
 
 void scaled_masked_grad(const Tensor& dy, const Tensor& y, const IntegerTensor& mask, double scale, bool triangular,
                         const Out& dx) {
-    TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
-    dx = scaled_masked_softmax_grad(dy, y, mask, scale);
+    dx = scaled_masked_softmax_grad(dy, y, mask, scale, triangular);
 }
 const Formula<"aclnnScaledMaskedSoftmaxBackward", scaled_masked_grad> softmax_with_mask_backward{
     {"gradY", kFloats},

@@ -197,7 +197,7 @@ void rms_norm_quant(const Tensor& x, const Tensor& gamma, const OptionalTensor& 
     require_int8(y);
     auto normal = rms_normal(x, gamma.flatten(), epsilon).result;
     if (beta) normal = normal + beta->flatten();
-    normal = normal * scale.flatten();
+    normal = normal / scale.flatten();
     y = saturated(offset ? normal + widened(*offset).flatten() : normal, at::kChar);
 }
 const Formula<"aclnnRmsNormQuant", rms_norm_quant> rms_norm_to_int8;

@@ -88,11 +88,13 @@ def test_statistics_have_heads():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", [1, 3], ids=["one mask", "a mask for each head"])
-def test_a_masked_softmax_of_scaled_scores_has_a_gradient(dtype, heads):
+@pytest.mark.parametrize("triangular", [False, True], ids=["", "triangular, whatever the mask"])
+def test_a_masked_softmax_of_scaled_scores_has_a_gradient(dtype, heads, triangular):
     x, mask = torch.randn(2, 3, 32, 64).to(dtype), torch.rand(2, heads, 32, 64) < 0.3
     weight = torch.randn(x.shape).to(dtype)
     on_npu, exact = x.npu().requires_grad_(), x.double().requires_grad_()
-    result = torch_npu.npu_scaled_masked_softmax(on_npu, mask.npu(), 0.25, False)
+    result = torch_npu.npu_scaled_masked_softmax(on_npu, mask.npu(), 0.25, triangular)
+    mask = torch.ones(32, 64).triu(1).bool() if triangular else mask
     expected = (exact * 0.25).masked_fill(mask, -10000).softmax(-1)
     result.backward(weight.npu())
     expected.backward(weight.double())
@@ -102,17 +104,16 @@ def test_a_masked_softmax_of_scaled_scores_has_a_gradient(dtype, heads):
 
 
 @pytest.mark.parametrize(
-    ("shape", "of_mask", "triangular", "sentence"),
+    ("shape", "of_mask", "sentence"),
     [
-        ((1, 1, 32, 30), (1, 1, 32, 30), False, r"x has shape \[1, 1, 32, 30\] instead of"),
-        ((2, 3, 32, 32), (2, 2, 32, 32), False, r"mask has shape \[2, 2, 32, 32\] instead of"),
-        ((1, 1, 32, 32), (1, 1, 32, 32), True, "fixed_triu_mask is True"),
+        ((1, 1, 32, 30), (1, 1, 32, 30), r"x has shape \[1, 1, 32, 30\] instead of"),
+        ((2, 3, 32, 32), (2, 2, 32, 32), r"mask has shape \[2, 2, 32, 32\] instead of"),
     ],
-    ids=["columns", "mask", "triangle"],
+    ids=["columns", "mask"],
 )
-def test_masked_softmaxes_that_are_not_documented_are_refused(shape, of_mask, triangular, sentence):
+def test_masked_softmaxes_that_are_not_documented_are_refused(shape, of_mask, sentence):
     mask = torch.zeros(of_mask, dtype=torch.bool).npu()
     with pytest.raises(RuntimeError, match=f"ScaledMaskedSoftmax: {sentence}"):
-        torch_npu.npu_scaled_masked_softmax(torch.ones(shape).npu(), mask, 1.0, triangular)
+        torch_npu.npu_scaled_masked_softmax(torch.ones(shape).npu(), mask, 1.0, False)
         torch.npu.synchronize()
     assert (torch.ones(2).npu() + 1).tolist() == [2, 2]

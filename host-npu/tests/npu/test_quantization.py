@@ -143,11 +143,11 @@ def _normalized(x, gamma):
     return x * (x.square().mean(-1, True) + 1e-6).rsqrt() * gamma
 
 
-def test_rms_norm_quant_adds_beta_before_it_scales():
+def test_rms_norm_quant_adds_beta_before_it_divides_by_the_scale():
     x, gamma, beta = torch.randn(5, 16).half(), torch.randn(16).half(), torch.randn(16).half()
-    scale, offset = torch.tensor([20.0]).half(), torch.tensor([3], dtype=torch.int8)
+    scale, offset = torch.tensor([0.0625]).half(), torch.tensor([3], dtype=torch.int8)
     result = torch_npu.npu_rms_norm_quant(*[each.npu() for each in (x, gamma, beta, scale, offset)])
-    _assert_quantized(result, (_normalized(x.double(), gamma.double()) + beta.double()) * 20 + 3)
+    _assert_quantized(result, (_normalized(x.double(), gamma.double()) + beta.double()) * 16 + 3)
 
 
 @pytest.mark.parametrize("divides", [False, True])
