@@ -60,6 +60,9 @@ constexpr Dtypes kOrdered = {at::kFloat, at::kHalf, at::kByte, at::kChar,
 constexpr Dtypes kAddcmuls = {at::kFloat, at::kInt,  at::kLong,   at::kHalf,
                               at::kChar,  at::kByte, at::kDouble, at::kBFloat16};
 constexpr Dtypes kAddcdivs = {at::kFloat, at::kLong, at::kHalf, at::kDouble, at::kBFloat16};
+constexpr Dtypes kLogSumExps = {at::kFloat, at::kInt,  at::kLong, at::kHalf,    at::kShort,
+                                at::kChar,  at::kByte, at::kBool, at::kBFloat16};
+constexpr Dtypes kHistograms = {at::kFloat, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte};
 constexpr Dtypes kRolled = {at::kFloat, at::kHalf, at::kChar,     at::kByte, at::kInt,
                             at::kBool,  at::kLong, at::kBFloat16, at::kShort};
 // Of the Ascend950.
@@ -135,6 +138,8 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::addcdiv", {"aclnnAddcdiv", kAddcdivs}},
         {"aten::median", {"aclnnMedian", kOrdered}},
         {"aten::kthvalue", {"aclnnKthvalue", kOrdered}},
+        {"aten::logsumexp", {"aclnnLogSumExp", kLogSumExps}},
+        {"aten::histc", {"aclnnHistc", kHistograms}},
         {"aten::roll", {"aclnnRoll", kRolled, kRolledOn950}},
         {"aten::tril", {"aclnnTril", kReal, kMovedOn950}},
         {"aten::triu", {"aclnnTriu", kReal, kMovedOn950}},

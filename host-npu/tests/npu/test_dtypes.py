@@ -60,6 +60,8 @@ _CALLS = {
     "aclnnMedian": lambda x: x.median(1)[0],
     "aclnnKthvalue": lambda x: x.kthvalue(2, 1)[0],
     "aclnnIm2col": lambda x: F.unfold(x[None, None], 2),
+    "aclnnLogSumExp": lambda x: x.logsumexp(1),
+    "aclnnHistc": lambda x: x.histc(4),
 }
 
 # Operators that take float64.
@@ -92,6 +94,7 @@ _OTHER_DTYPES = [
     ("aclnnAddcdiv", "DT_COMPLEX64", torch.complex64),
     ("aclnnRoll", "DT_COMPLEX64", torch.complex64),
     ("aclnnIm2col", "DT_BOOL", torch.bool),
+    ("aclnnLogSumExp", "DT_COMPLEX64", torch.complex64),
     ("aclnnLog1p", "DT_COMPLEX128", torch.complex128),
     ("aclnnLogicalNot", "DT_COMPLEX64", torch.complex64),
     ("aclnnTril", "DT_COMPLEX64", torch.complex64),
