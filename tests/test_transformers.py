@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+import warnings
 from functools import partial
 
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
@@ -178,6 +179,30 @@ def test_hooks_of_the_head_do_what_they_did():
     model.lm_head.register_forward_pre_hook(lambda linear, inputs: inputs[0] * 0.5)
     model.lm_head.register_forward_hook(lambda linear, inputs, output: output / 3)
     assert_patched(model, _patch)
+
+
+HALVED = {
+    "full": lambda head: head.register_full_backward_hook(lambda head, grads, _: (grads[0] * 0.5,)),
+    "before": lambda head: head.register_full_backward_pre_hook(lambda head, grads: (grads[0] * 0.5,)),
+    "of all modules": lambda head: nn.modules.module.register_module_full_backward_hook(
+        lambda module, grads, _: (grads[0] * 0.5,) if module is head else None
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:For backward hooks to be called", "ignore:Full backward hook is firing")
+@pytest.mark.parametrize("kind", HALVED)
+def test_a_backward_hook_of_the_head_changes_the_gradient(kind):
+    steps = []
+    for patched in (False, True):
+        model = patch_model(make()) if patched else make()
+        hook = HALVED[kind](model.lm_head)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", "patch_model: ")
+            steps.append(Step(model, **batch()))
+        hook.remove()
+    assert_close(*reversed(steps))
+    assert "a backward hook of the head needs them" in str(caught[-1].message)
 
 
 def test_a_head_that_came_after_the_patch_is_in_the_loss_too():

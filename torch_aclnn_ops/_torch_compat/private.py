@@ -122,6 +122,14 @@ def per_optimizer_state(grad_scaler: Any, optimizer: Any) -> dict[str, Any]:
     return state
 
 
+# Modules: hooks that get the gradient of their output.
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a module, or every module, has hooks that its backward pass calls."""
+    of_all = torch.nn.modules.module
+    own = module._backward_hooks or module._backward_pre_hooks
+    return bool(own or of_all._global_backward_hooks or of_all._global_backward_pre_hooks)
+
+
 # Distributed: traceable collectives, which torch has only if it is built with them; groups by name; DTensor specs.
 c10d_functional = torch.ops._c10d_functional
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._tensors import is_autocast_on, is_plain
-from torch_aclnn_ops._torch_compat.private import in_ddp_with_static_graph, version_of
+from torch_aclnn_ops._torch_compat.private import has_backward_hooks, in_ddp_with_static_graph, version_of
 from torch_aclnn_ops.integrations._head_layers import Layer, is_parametrized, versions
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
@@ -76,7 +76,8 @@ def _forward(
             # For optimizers that change the weight without a new version.
             _register_hook()
             _versions[linear] = version_of(linear.weight)
-    return LazyLogits(LogitSum((layer,), (), None, dtype, options), Layer.output, (layer,), {}, record)
+    logits = LazyLogits(LogitSum((layer,), (), None, dtype, options), Layer.output, (layer,), {}, record)
+    return logits.materialize("a backward hook of the head") if is_recorded and has_backward_hooks(linear) else logits
 
 
 @functools.cache
