@@ -189,7 +189,8 @@ INVALID = {
         for betas, i in (((1.0, 0.9), 1), ((-0.1, 0.9), 1), ((0.9, 1.0), 2), ((0.9, float("nan")), 2))
     },
     "three betas": ({"betas": (0.9, 0.9, 0.9)}, ValueError, r"betas must be a pair of numbers, but it is \(0\.9, 0\.9"),
-    "one beta": ({"betas": 0.9}, ValueError, r"betas must be a pair of numbers, but it is 0\.9"),
+    "one beta": ({"betas": 0.9}, TypeError, r"betas must be a pair of numbers, but it is 0\.9"),
+    "no betas": ({"betas": None}, TypeError, "betas must be a pair of numbers, but it is None"),
     "a beta that is a tensor": (
         {"betas": (0.9, torch.tensor(0.5))},
         ValueError,

@@ -188,6 +188,7 @@ class FusedEmaAdam(EmaOptimizer):
         Raises:
             RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
                 state, or of a buffer and its average, differ, or this is inside ``swap_ema_params`` or inference mode.
+            TypeError: An option has the wrong type.
             ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()

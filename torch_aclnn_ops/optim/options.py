@@ -70,10 +70,11 @@ def check_group(group: Mapping[Any, Any], flatten: bool) -> None:
 def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
     """Parse the options of a parameter group; raise if one has the wrong type or is out of range."""
     betas = group["betas"]
-    is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+    is_sequence = isinstance(betas, (tuple, list))
     # check_options refuses a pair of tensors.
-    if not is_pair or isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
-        raise ValueError(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
+    if not is_sequence or len(betas) != 2 or isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
+        error = ValueError if is_sequence else TypeError
+        raise error(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
     options = Options(group["lr"], group["ema_decay"], *betas, *[group[name] for name in _ADAM])
     check_options(options)
     if isinstance(options.ema_decay, Tensor):
