@@ -299,7 +299,7 @@ def count_calls() -> None:
     Example:
         >>> host_npu.count_calls()  # doctest: +SKIP
         >>> torch.ones(3, device="npu").cpu()  # doctest: +SKIP
-        >>> host_npu.stats().calls["aclrtMemcpyAsync"]  # doctest: +SKIP
+        >>> host_npu.stats().calls["aclrtMemcpy"]  # doctest: +SKIP
         1
     """
     _require_enabled().host_npu_count_calls()
