@@ -5,7 +5,7 @@ unsupported arguments before anything is queued, because a failure in torch_npu'
 
 * ``NotImplementedError`` on a chip without the operator.
 * ``RuntimeError`` with CANN's status and message for an unsupported dtype, rank or size.
-* ``TypeError`` or ``ValueError``, the same on every device, for arguments that are invalid everywhere.
+* ``TypeError``, ``ValueError`` or ``IndexError``, the same on every device, for arguments that are invalid everywhere.
 
 The drop-in functions fall back to PyTorch in the first two cases, and ``torch_aclnn_ops.explain`` shows the reason.
 """
