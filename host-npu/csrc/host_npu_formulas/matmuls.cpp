@@ -89,8 +89,7 @@ const Formula<"aclnnTransposeBatchMatMul", transpose_batch_matmul> product_of_pe
 
 // A number for each column, or for each group of rows of one.
 Tensor of_matrix(const Tensor& numbers, const Tensor& matrix, std::int64_t group_size) {
-    if (numbers.numel() == 1) return numbers.flatten();
-    if (group_size <= 0) return numbers.flatten();
+    if (numbers.numel() == 1 || group_size <= 0) return numbers.flatten();
     return numbers.repeat_interleave(group_size, 0).slice(0, 0, matrix.size(0));
 }
 
