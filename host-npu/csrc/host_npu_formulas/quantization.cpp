@@ -128,10 +128,11 @@ void dynamic_block_quant(const Tensor& x, double least, const std::string& round
 }
 const Formula<"aclnnDynamicBlockQuant", dynamic_block_quant> blocks_to_int8{kBlocks};
 
-// `scale` along a dimension.
+// `scale` along a dimension, which x need not have if there is one number for all.
 Tensor along(const Tensor& scale, const Tensor& x, std::int64_t axis) {
+    if (scale.numel() == 1) return scale.reshape({});
     const auto dim = c10::maybe_wrap_dim(axis, x.dim());
-    if (scale.dim() != 1 || scale.size(0) == 1) return scale;
+    if (scale.dim() != 1) return scale;
     TORCH_CHECK(scale.size(0) == x.size(dim), "scale has ", scale.size(0), " elements instead of ", x.size(dim));
     std::vector<std::int64_t> shape(x.dim(), 1);
     shape[dim] = -1;

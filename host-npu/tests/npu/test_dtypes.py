@@ -192,6 +192,7 @@ _IMAGES, _CLASSES = (1, 2, 8, 8), torch.tensor([[2, 0, -1, 0], [1, -1, 0, 0], [3
 _WIDE_ONLY = {
     "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), (1, 2, 4, 4, 4)),
     "cdist": (lambda x: torch.cdist(x, x.detach().flip(0), p=1.5), (3, 4)),
+    "cdist, largest": (lambda x: torch.cdist(x, x.detach().flip(0), p=torch.inf), (5, 10)),
     "inverse": (lambda x: torch.inverse(x + 8 * torch.eye(4, dtype=x.dtype, device=x.device)), (3, 4, 4)),
     "rrelu": (F.rrelu, (3, 4)),
     "antialias": (lambda x: F.interpolate(x, size=5, mode="bilinear", antialias=True), _IMAGES),

@@ -191,6 +191,13 @@ def test_torchs_quantization_is_torch_npus(kind):
     assert host_npu.stats().launches["aclnnQuantize"] == 2
 
 
+@pytest.mark.parametrize("shape", [(), (5,)], ids=str)
+def test_torch_quantizes_a_tensor_of_any_rank(shape):
+    x = torch.randn(shape)
+    quantized = _integers(torch.quantize_per_tensor(x.npu(), 0.125, 3, torch.qint8))
+    assert quantized.cpu().equal(torch.quantize_per_tensor(x, 0.125, 3, torch.qint8).int_repr())
+
+
 @pytest.mark.parametrize("shape", [(3, 128), (3, 200), (2, 3, 300)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_each_block_of_a_row_has_a_scale(shape, dtype):
