@@ -113,7 +113,7 @@ def linear_cross_entropy(
         IndexError: A class index is out of range (on the CPU in eager mode; otherwise the loss is NaN).
         RuntimeError: Shapes or dtypes do not match; ``label_smoothing`` is outside [0, 1].
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an invalid value, or differs between ranks.
+        ValueError: ``target`` or ``token_weight`` has another shape, an argument an invalid value, or ranks differ.
 
     Example:
         >>> import math, torch
