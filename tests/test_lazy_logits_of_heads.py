@@ -224,6 +224,23 @@ def test_16_bits_are_as_near_to_the_truth_as_the_logits_are(dtype):
     assert [one.dtype for one in found] == [one.dtype for one in expected]
 
 
+WIDER = {
+    "a head": lambda logits, others: logits * 0.01 + others,
+    "a vector": lambda logits, others: logits.float() + 9 * WEIGHT.float(),
+}
+
+
+@pytest.mark.parametrize("add", WIDER.values(), ids=WIDER)
+def test_what_is_added_to_16_bits_keeps_its_precision(add):
+    found = []
+    for is_patched in (True, False):
+        heads = [_layers(dtype, is_patched)[0].requires_grad_() for dtype in (torch.bfloat16, torch.float32)]
+        hidden = _hidden(ROWS, features=FEATURES)
+        logits = [head(hidden.to(head.weight.dtype)) for head in heads]
+        found.append(cross_entropy(add(*logits), TARGET, reduction="none"))
+    torch.testing.assert_close(*found, rtol=5e-5, atol=0)
+
+
 def test_gradients_of_16_bits_are_added_in_float32():
     rows, found = 600, []  # 1 added to 256 is 256 in bfloat16
     for chunk_size in (1, rows):

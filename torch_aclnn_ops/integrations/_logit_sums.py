@@ -142,6 +142,7 @@ class LogitSum:
         rows = self._elementwise()
         if rows is None or rows.bound is not None:
             return None
+        of_bias = rows.layers[0].weight.dtype
         if isinstance(other, LogitSum):
             others = other._elementwise()
             if others is None or others.bound is not None or rows.shape != others.shape:
@@ -152,7 +153,7 @@ class LogitSum:
             and other.numel() == self.classes
             and other.shape[-1:] == (self.classes,)
             and other.ndim <= len(rows.shape)
-            and other.dtype in (rows.dtype, rows.layers[0].weight.dtype)
+            and torch.promote_types(of_bias, other.dtype) == of_bias
             and other.device == self.device
         ):
             has_no_version = torch.compiler.is_compiling() or other.is_inference()
@@ -209,8 +210,8 @@ class LogitSum:
         rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:
             factor = divisor / layer.divisor
-            rows.append((layer.input if factor == 1 else layer.input * factor).to(first.input.dtype))
-            weights.append(layer.weight.to(first.weight.dtype))
+            rows.append(layer.input if factor == 1 else layer.input * factor)
+            weights.append(layer.weight)
             if layer.bias is not None:
                 biases.append((layer.bias, 1 / factor))
         return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), _total(tuple(biases)), target, options)
