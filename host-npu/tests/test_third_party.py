@@ -26,7 +26,7 @@ class Tests(unittest.TestCase):
         torch_npu._npu_quant_rms_norm(x, x[0], x[0], one, one.char(), x.char(), 1e-5)
 
     def test_refused_argument(self):
-        torch_npu.npu_trans_quant_param(torch.ones(2).npu(), round_mode=1)
+        torch_npu.npu_swiglu_quant(torch.ones(2, 32).half().npu())
 """
 
 
@@ -41,7 +41,7 @@ def checkout(tmp_path_factory):
 def test_each_test_has_passed_or_failed_or_was_refused_or_skipped(checkout):
     result = third_party.run(checkout / "custom_ops" / "test_some.py", checkout, 120)
     assert (result.file, result.passed, result.failed, result.skipped) == ("custom_ops/test_some.py", 1, 1, 1)
-    assert result.refused == {"ATB's RmsNorm": 1, "aclnnTransQuantParamV3": 1}
+    assert result.refused == {"ATB's RmsNorm": 1, "aclnnSwiGluQuantV2": 1}
 
 
 @pytest.mark.parametrize(
