@@ -1,4 +1,7 @@
 // Optimizer steps, and the step of a decoder from one token to the next.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
 #include "host_npu_formulas/adam.h"
 
 namespace host_npu {
@@ -48,8 +51,9 @@ const Formula<"aclnnApplyAdamW", apply_adam_w_of_powers> adam_w_of_powers{
     {"grad", as("varRef"), "...x"},       {"maxGradNormOptional", as("varRef"), "...x"},
 };
 
-// The first sequences, those of queries, get their sampled token, a place more, and the slot of that place. The others
-// are padding: token 0 at place 0, without a slot; their lengths stay.
+// The first sequences, those of queries, get their sampled token, a place more, and a slot. The others are padding:
+// token 0 at place 0, without a slot; their lengths stay. The block of a slot is read in the first row of the table and
+// has the row's offset added, as CANN's kernel and documents have it, where vLLM reads in the row of the sequence.
 void advance_step(const Out& tokens, const IntegerTensor& sampled, const Out& positions, const Out& lengths,
                   const Out& slots, const IntegerTensor& tables, std::int64_t sequences, std::int64_t queries,
                   std::int64_t block_size) {
@@ -57,7 +61,8 @@ void advance_step(const Out& tokens, const IntegerTensor& sampled, const Out& po
                 queries, " queries of ", sequences, " sequences, with block_size ", block_size);
     const auto first = [&](const Out& out) { return out.in_place().slice(0, 0, queries); };
     const auto place = first(lengths).to(at::kLong).clone();
-    const auto block = tables.slice(0, 0, queries).gather(1, place.div(block_size, "floor").unsqueeze(1)).squeeze(1);
+    const auto block = tables.flatten().index_select(0, place.div(block_size, "floor")) +
+                       at::arange(queries, place.options()) * tables.size(1);
     first(tokens).copy_(sampled.slice(0, 0, queries).reshape({queries}));
     first(positions).copy_(place);
     first(lengths).copy_(place + 1);

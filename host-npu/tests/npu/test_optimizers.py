@@ -162,4 +162,5 @@ def test_a_decoder_steps_from_one_token_to_the_next_and_clears_the_padding():
     assert on_npu[0].tolist() == [21, 22, 0]
     assert on_npu[2].tolist() == [3, 8, 0]
     assert on_npu[3].tolist() == [4, 9, 5]
-    assert on_npu[4].tolist() == [4 * 4 + 3, 3 * 4 + 0, -1]
+    # The table's element 2, not that of the second row, and the offset of that row.
+    assert on_npu[4].tolist() == [4 * 4 + 3, (2 + 3) * 4 + 0, -1]
