@@ -77,14 +77,16 @@ std::optional<at::ScalarType> dtype_of_integers(std::string_view name) {
     return base_name(name) == "hardsigmoid" ? std::optional(at::kFloat) : std::nullopt;
 }
 
-// Indices of classes have 64 bits on the CPU only.
-void widen_classes(std::string_view name, c10::ArrayRef<c10::IValue*> arguments) {
-    if (!name.starts_with("aten::nll_loss") && !name.starts_with("aten::multilabel_margin_loss")) return;
-    for (auto* const argument : arguments) {
-        if (!argument->isTensor() || !argument->toTensor().defined()) continue;
-        const auto dtype = argument->toTensor().scalar_type();
-        if (dtype == at::kInt || dtype == at::kByte) *argument = argument->toTensor().to(at::kLong);
-    }
+// Indices of these have 64 bits on the CPU only.
+void widen_indices(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
+    const std::string_view name = base_name(op.operator_name().name);
+    const auto is_loss = name.starts_with("nll_loss") || name.starts_with("multilabel_margin_loss");
+    if (!is_loss && name != "put") return;
+    const auto index = op.schema().argumentIndexWithName(is_loss ? "target" : "index");
+    if (!index || !arguments[*index]->isTensor()) return;
+    const auto tensor = arguments[*index]->toTensor();
+    const auto dtype = tensor.scalar_type();
+    if (dtype == at::kInt || (is_loss && dtype == at::kByte)) *arguments[*index] = tensor.to(at::kLong);
 }
 
 std::vector<at::Tensor> defined_tensors(c10::ArrayRef<c10::IValue*> arguments) {
@@ -124,7 +126,7 @@ bool has_16_bits(const at::Tensor& tensor) {
 
 WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
     const auto& name = op.operator_name().name;
-    widen_classes(name, arguments);
+    widen_indices(op, arguments);
     const auto of_integers = dtype_of_integers(name);
     if (!of_integers && !multiplies_matrices(name) && !samples_a_grid(name) && !has_wide_kernels_only(name)) return;
     auto tensors = defined_tensors(arguments);

@@ -1,6 +1,6 @@
 // Arguments in a wider dtype than their own: products of 16-bit matrices, samples of 16-bit grids and what the CPU has
 // no 16-bit kernels of are computed in float32 and rounded once, as on a device. Where only a device takes integers,
-// they are floating-point numbers here, and indices of classes have 64 bits.
+// they are floating-point numbers here, and indices have 64 bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -234,6 +234,12 @@ def test_indices_of_classes_have_any_dtype_that_a_device_takes(loss, shape, dtyp
     torch.testing.assert_close(grad, torch.autograd.grad(loss(leaf, target.npu()), leaf)[0])
 
 
+def test_numbers_are_put_at_32_bit_indices():
+    x, index = torch.zeros(2, 3), torch.tensor([4, 0])
+    found = x.npu().put_(index.int().npu(), torch.tensor([5.0, 7.0]).npu())
+    assert found.tolist() == [[7, 0, 0], [0, 5, 0]]
+
+
 def test_hardsigmoid_of_integers_is_cut_to_integers():
     x = torch.tensor([-4, 0, 2, 3, 4], dtype=torch.int32)
     assert F.hardsigmoid(x.npu()).tolist() == [0, 0, 0, 1, 1]
