@@ -12,7 +12,8 @@ if not hasattr(torch, "npu"):
 # Of torch_npu's operators: "has no attribute" of Python, "Unknown keyword argument" of TorchScript's schemas.
 # Of CANN's operators, which the simulated libraries have if torch_npu asks for them: "undefined symbol" of ctypes.
 _IS_MISSING = re.compile(
-    r"module 'torch_npu' has no attribute 'npu_|npu::npu_\w+\(\) .*[Uu]nknown keyword argument|undefined symbol: aclnn"
+    r"(module 'torch_npu'|'npu' object) has no attribute 'npu_|npu::npu_\w+\(\) .*[Uu]nknown keyword argument|"
+    r"undefined symbol: aclnn"
 )
 
 
