@@ -227,6 +227,7 @@ def test_16_bits_are_as_near_to_the_truth_as_the_logits_are(dtype):
 WIDER = {
     "a head": lambda logits, others: logits * 0.01 + others,
     "a vector": lambda logits, others: logits.float() + 9 * WEIGHT.float(),
+    "integers": lambda logits, others: logits.float() + (999 * WEIGHT.float()).long(),
 }
 
 

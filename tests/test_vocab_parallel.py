@@ -183,13 +183,16 @@ def test_a_transform_inside_a_compiled_function_raises(group_of_two):
         compiled(INPUT)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_an_export_raises(group_of_two, strict):
+@pytest.mark.parametrize(("name", "strict"), [("cross_entropy", False), ("cross_entropy", True), ("kl_div", False)])
+def test_an_export_raises(group_of_two, name, strict):
     class Loss(torch.nn.Module):
         def forward(self, input):
-            return F.linear_cross_entropy(input, HEAD, TARGET, process_group=group_of_two, vocab_sizes=(4, 4))
+            sharded = {"process_group": group_of_two, "vocab_sizes": (4, 4)}
+            if name == "kl_div":
+                return F.linear_kl_div(input, HEAD, teacher_input=input.detach(), teacher_weight=HEAD, **sharded)
+            return F.linear_cross_entropy(input, HEAD, TARGET, **sharded)
 
-    with pytest.raises(Exception, match="process_group must be None under torch.export"):
+    with pytest.raises(Exception, match=f"linear_{name}: process_group must be None under torch.export"):
         torch.export.export(Loss(), (INPUT,), strict=strict)
 
 

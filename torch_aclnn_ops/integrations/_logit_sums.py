@@ -147,12 +147,16 @@ class LogitSum:
             others = other._elementwise()
             if others is None or others.bound is not None or rows.shape != others.shape:
                 return None
+            # The loss is computed in one autocast state, and in one dtype of class weights.
             layers, vectors = (*rows.layers, *others.layers), (*rows.vectors, *others.vectors)
+            if len({(layer.autocast, accumulation_dtype(layer.weight.dtype)) for layer in layers}) > 1:
+                return None
         elif (
             is_plain(other)
             and other.numel() == self.classes
             and other.shape[-1:] == (self.classes,)
             and other.ndim <= len(rows.shape)
+            and other.is_floating_point()  # integers may be too large for 16 bits
             and torch.promote_types(of_bias, other.dtype) == of_bias
             and other.device == self.device
         ):
@@ -203,15 +207,18 @@ class LogitSum:
         for layer in self.layers:
             layer.check_whole()
         is_traced = torch.compiler.is_compiling() or in_functorch_transform()
-        if not is_traced and not all(layer.weight.requires_grad for layer in self.layers):
+        is_frozen = not all(layer.weight.requires_grad for layer in self.layers)
+        if is_frozen and not is_traced:
             inputs = tuple(layer.input.reshape(-1, layer.input.shape[-1]) for layer in self.layers)
             return _cross_entropy_in_chunks(self._logits_of_rows(), inputs, first.weight, target, **given)
-        # The sum of layers is one layer with concatenated features.
+        # The sum of layers is one layer with concatenated features. Adapters have the dtype of a frozen head: otherwise
+        # it would be copied to float32, for which CANN has no operators.
         rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:
             factor = divisor / layer.divisor
-            rows.append(layer.input if factor == 1 else layer.input * factor)
-            weights.append(layer.weight)
+            row = layer.input if factor == 1 else layer.input * factor
+            rows.append(row.to(first.input.dtype) if is_frozen else row)
+            weights.append(layer.weight.to(first.weight.dtype) if is_frozen else layer.weight)
             if layer.bias is not None:
                 biases.append((layer.bias, 1 / factor))
         return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), _total(tuple(biases)), target, options)

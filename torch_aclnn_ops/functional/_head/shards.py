@@ -89,13 +89,8 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
     return result
 
 
-def raise_if_traced_without_derivative(*_: Any) -> None:
-    """Raise where a traced Function would lose a derivative: the second in a compiled transform, all in an export."""
-    if is_exporting():
-        raise NotImplementedError(
-            "linear_cross_entropy: process_group must be None under torch.export, which exports no gradients of"
-            " collectives; use torch.compile"
-        )
+def raise_if_compiled_transform(*_: Any) -> None:
+    """Raise where Dynamo traces a transform, in which second derivatives of a Function would be zero."""
     if torch.compiler.is_compiling() and in_functorch_transform():
         raise NotImplementedError(
             "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
@@ -134,7 +129,7 @@ def _linear(
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
-    return EagerOrCompiled(Linear, raise_if_traced_without_derivative)
+    return EagerOrCompiled(Linear, raise_if_compiled_transform)
 
 
 # Stacks the parts of all ranks along a new first dimension; selects this rank's entry along it.
@@ -204,6 +199,10 @@ def shards_of(
     """
     if process_group is None:
         raise ValueError(f"{function}: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}")
+    if is_exporting():
+        raise NotImplementedError(
+            f"{function}: process_group must be None under torch.export, which exports no gradients of collectives"
+        )
     if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
         is_tensor = isinstance(linear_weight, Tensor)
         described = f"has shape {list(linear_weight.shape)}" if is_tensor else f"is {describe(linear_weight)}"
