@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from torch_aclnn_ops.integrations import _lazy_heads
+from torch_aclnn_ops.integrations import _lazy_heads, _logit_sums
 from torch_aclnn_ops.integrations import transformers as integration
 from torch_aclnn_ops.integrations._materializations import Materializations
 
@@ -240,6 +240,39 @@ def test_what_is_added_to_16_bits_keeps_its_precision(add):
         logits = [head(hidden.to(head.weight.dtype)) for head in heads]
         found.append(cross_entropy(add(*logits), TARGET, reduction="none"))
     torch.testing.assert_close(*found, rtol=5e-5, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["of two dtypes", "one under autocast"])
+def test_heads_that_one_loss_cannot_take_are_added_as_logits(kind):
+    found = []
+    for is_patched in (True, False):
+        dtypes = (torch.float32, torch.float64 if kind == "of two dtypes" else torch.float32)
+        first, second = (_layers(dtype, is_patched)[0].requires_grad_() for dtype in dtypes)
+        hidden = _hidden(ROWS, features=FEATURES)
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "one under autocast"):
+            logits = first(hidden)
+        loss = cross_entropy(logits + second(hidden.to(dtypes[1])), TARGET, WEIGHT.to(dtypes[1]).abs())
+        found.append([loss, *torch.autograd.grad(loss, [first.weight, second.weight])])
+    torch.testing.assert_close(*found)
+
+
+def test_a_traced_16_bit_head_that_is_frozen_is_not_copied_to_float32():
+    head, _ = _layers(torch.bfloat16, True)
+    _, adapter = _layers(torch.float32, True)
+    hidden, dtypes = [_hidden(ROWS, features=size) for size in (FEATURES, RANK)], []
+
+    def loss(weight):
+        logits = head(hidden[0].bfloat16()) + torch.func.functional_call(adapter, {"weight": weight}, (hidden[1],))
+        return cross_entropy(logits, TARGET)
+
+    def linear_cross_entropy(input, weight, *_):
+        dtypes.append((input.dtype, weight.dtype))
+        return cross_entropy(input.float() @ weight.float().T, TARGET)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_logit_sums, "_cross_entropy", linear_cross_entropy)
+        torch.func.grad(loss)(adapter.weight.detach())
+    assert dtypes == [(torch.bfloat16, torch.bfloat16)]
 
 
 def test_gradients_of_16_bits_are_added_in_float32():

@@ -201,7 +201,8 @@ def shards_of(
         raise ValueError(f"{function}: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}")
     if is_exporting():
         raise NotImplementedError(
-            f"{function}: process_group must be None under torch.export, which exports no gradients of collectives"
+            f"{function}: process_group must be None under torch.export, which exports no gradients of collectives, but"
+            " it is given; use torch.compile"
         )
     if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
         is_tensor = isinstance(linear_weight, Tensor)
