@@ -24,10 +24,10 @@
 #include "host_npu_aten/host_call.h"
 #include "host_npu_aten/kernels.h"
 #include "host_npu_aten/operators.h"
-#include "host_npu_aten/products.h"
 #include "host_npu_aten/random.h"
 #include "host_npu_aten/refusals.h"
 #include "host_npu_aten/views.h"
+#include "host_npu_aten/wide_arguments.h"
 
 namespace host_npu {
 namespace {

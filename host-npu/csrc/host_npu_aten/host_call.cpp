@@ -5,8 +5,8 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
-#include "host_npu_aten/products.h"
 #include "host_npu_aten/random.h"
+#include "host_npu_aten/wide_arguments.h"
 
 namespace host_npu {
 namespace {

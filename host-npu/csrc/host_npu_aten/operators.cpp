@@ -6,7 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "host_npu_aten/products.h"
+#include "host_npu_aten/wide_arguments.h"
 #include "opapi/native_kernels.h"
 
 namespace host_npu {

@@ -1,4 +1,4 @@
-#include "host_npu_aten/products.h"
+#include "host_npu_aten/wide_arguments.h"
 
 #include <ATen/ops/_cdist_forward.h>
 
