@@ -87,8 +87,8 @@ def test_the_doctor_reports_the_cpu_kernels_and_how_to_install_them(monkeypatch)
     cure = "for speed: install torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
     assert doctor.findings()[-1] == doctor.Finding("CPU kernels", "not loaded: it was not built", cure)
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
-    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no bfloat16 instructions")
-    reason = "bfloat16 products in float32, because the CPU has no bfloat16 instructions"
+    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no fast bfloat16 instructions")
+    reason = "bfloat16 products in float32, because the CPU has no fast bfloat16 instructions"
     assert doctor.findings()[-1] == doctor.Finding("CPU kernels", reason)
 
 

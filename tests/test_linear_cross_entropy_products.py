@@ -159,10 +159,26 @@ def test_an_extension_that_is_missing_or_incompatible_is_not_loaded(monkeypatch,
     assert _cpu_extension.why_unavailable.__wrapped__().startswith(reason)
 
 
-def test_bfloat16_products_need_native_instructions(monkeypatch):
+@pytest.mark.skipif(_cpu_extension.cpu_capability() != "AVX512", reason="PyTorch uses AVX512 where bfloat16 is fast")
+@pytest.mark.parametrize(
+    ("vendor", "flags", "is_fast"),
+    [
+        ("AuthenticAMD", "fma avx512_bf16", True),
+        ("GenuineIntel", "fma avx512_bf16 amx_tile", True),
+        ("GenuineIntel", "fma avx512_bf16", False),
+        ("AuthenticAMD", "fma avx2", False),
+        ("", "", False),
+    ],
+)
+def test_bfloat16_instructions_are_used_where_they_are_fast(monkeypatch, vendor, flags, is_fast):
+    monkeypatch.setattr(_cpu_extension, "_first_cpu", lambda: {"vendor_id": vendor, "flags": flags} if vendor else {})
+    assert _cpu_extension.has_bfloat16_units() is is_fast
+
+
+def test_bfloat16_products_need_fast_instructions(monkeypatch):
     monkeypatch.setattr(_cpu_extension, "has_bfloat16_units", lambda: False)
     reason = _cpu_extension.why_no_bfloat16_products.__wrapped__()
-    assert reason == "the CPU has no bfloat16 instructions"
+    assert reason == "the CPU has no fast bfloat16 instructions"
 
 
 def test_bfloat16_products_are_disabled_if_a_trial_is_wrong(monkeypatch):
