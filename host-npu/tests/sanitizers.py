@@ -24,6 +24,7 @@ ALONE = {
     "graphs/a_mode_says_which_threads_may_copy": "a capture refuses the copies of other threads",
     "graphs/a_replay_of_memory_that_is_gone_is_a_fault": _REALLOCATED,
     "life_cycle/destroying_executors": _REUSED,
+    "life_cycle/phase_one_refuses_destroyed_tensors": _REUSED,
     "life_cycle/phase_two_refusals_consume_the_executor": _REUSED,
     "life_cycle/tensors_outlive_phase_one": _REUSED,
     "objects/arrays_and_lists": _REUSED,
