@@ -156,6 +156,12 @@ def test_an_index_out_of_range_is_refused_with_the_range(index):
         ours.linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4), torch.tensor([0, index, 1]))
 
 
+def test_rows_of_no_features_have_the_logits_of_the_bias():
+    bias, target = torch.randn(5), torch.arange(4).reshape(2, 2)
+    loss = ours.linear_cross_entropy(torch.ones(2, 2, 0), torch.ones(5, 0), target, linear_bias=bias)
+    torch.testing.assert_close(loss, functional.cross_entropy(bias.expand(4, 5), target.flatten()))
+
+
 def test_a_trace_of_few_logits_is_that_of_other_targets_too():
     input, head = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3)
     traced = make_fx(lambda target: ours.linear_cross_entropy(input, head, target))(torch.arange(4))

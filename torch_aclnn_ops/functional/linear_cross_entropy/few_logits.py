@@ -9,7 +9,7 @@ from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._tensors import HALF_DTYPES, widen, without_autocast
 from torch_aclnn_ops._torch_compat.private import in_dispatch_mode, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import check_no_tangent
-from torch_aclnn_ops.functional._head.arguments import rounded_by_autocast
+from torch_aclnn_ops.functional._head.arguments import flat, rounded_by_autocast
 from torch_aclnn_ops.functional.linear_cross_entropy.arguments import REDUCTIONS, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import check_targets, have_classes
 from torch_aclnn_ops.ops import _tiling as tiling
@@ -75,7 +75,7 @@ def loss_of_few_logits(call: Call) -> Tensor:
         check_no_tangent("linear_cross_entropy", call.weight)
         call = call._replace(weight=to_loss_dtype(input, call.weight))
     if target.dim() != 1 or target.dtype is not torch.int64:
-        call = call._replace(input=input.reshape(-1, input.shape[-1]), target=target.reshape(-1).long())
+        call = call._replace(input=flat(input), target=target.reshape(-1).long())
     if any([one is not None and one.is_inference() for one in (call.target, call.weight)]):
         call = call._replace(target=_savable(call.target), weight=_savable(call.weight))
     loss = _loss(call)
