@@ -70,6 +70,13 @@ def _doubled_in_place(logits):
     return rows + logits[0]
 
 
+def _doubled_after_a_copy(logits):
+    rows = logits.view(-1, 50)
+    wide = rows.double()
+    logits *= 2
+    return wide + rows
+
+
 USES = {
     "numpy": lambda logits: torch.from_numpy(np.asarray(logits.detach())),
     "tolist": lambda logits: torch.tensor(logits.tolist()),
@@ -82,6 +89,7 @@ USES = {
     "an autograd.Function": lambda logits: Reversed.apply(materialized(logits)),
     "writing": _written,
     "an augmented assignment": _doubled_in_place,
+    "an augmented assignment after a cast of a view": _doubled_after_a_copy,
     "a transform that closes over them": lambda logits: (
         logits + torch.func.grad(lambda one: (one * logits).sum())(torch.ones(50)).detach()
     ),

@@ -74,18 +74,18 @@ class LazyLogits:
         # Later uses may need a graph, even if the first one does not.
         if torch.compiler.is_compiling() or in_functorch_transform():
             with torch.enable_grad():
-                self._tensor = self._compute()
+                self._tensor = self._compute(self._is_view)
         else:
             # Bypass the hooks of torch.utils.checkpoint, which counts the tensors that are saved in its function.
             with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
-                self._tensor = self._compute()
+                self._tensor = self._compute(self._is_view)
             self._record.watch(self._tensor, _bare(why))
         return self._tensor
 
-    def _compute(self) -> Tensor:
-        # Materialized operands may have been modified in-place, so only views are taken of them.
+    def _compute(self, is_view: bool = False) -> Tensor:
+        # Materialized operands may have been modified in-place, so only views are taken of them, not what is computed.
         operands = [
-            (one.materialize() if self._is_view else one._compute()) if isinstance(one, LazyLogits) else one
+            (one.materialize() if is_view else one._compute()) if isinstance(one, LazyLogits) else one
             for one in self._operands
         ]
         return self._function(*operands, **self._kwargs)
