@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 NAME = "linear_kl_div"
-_TEMPORARIES = 6  # tensors of a block's size that a block needs at once; two more for labels
+# Tensors of a block's size that a block needs at once; two more for labels.
+_TEMPORARIES = {"forward_kl": 6, "reverse_kl": 6, "jensen_shannon": 9}
 
 
 class Call(NamedTuple):
@@ -85,7 +86,7 @@ class Call(NamedTuple):
         classes = weight.shape[0] if self.shards is None else max(self.shards.sizes)
         copies = 1 if self.teacher_indices is not None else 2
         if not self.has_small_blocks:
-            copies += _TEMPORARIES if self.labels is None else _TEMPORARIES + 2
+            copies += _TEMPORARIES[self.divergence] + 2 * (self.labels is not None)
         sizes = Sizes(rows, classes, weight.shape[1], weight.dtype, weight.is_cpu)
         limits = self.chunk_size, self.max_memory
         units = not is_shared and has_bfloat16_units(weight)

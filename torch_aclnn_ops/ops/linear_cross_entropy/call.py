@@ -184,6 +184,8 @@ class Call(NamedTuple):
         units = has_bfloat16_units(weight)
         # Tensors of the logits' size that are alive at the same time.
         copies = 1 + (self.softcap is not None) + self.entropy + 2 * self.target.is_floating_point()
+        if self.max_memory is not None and not weight.is_cpu:
+            copies += 1  # the softmax, which is in place or of few rows on a CPU
         limits = self.chunk_size, self.max_memory
         return tiling.tile_rows(NAME, sizes, *limits, copies, with_gradients and self.gradients[1], units)
 
