@@ -90,7 +90,7 @@ struct Prolog {
     std::string mode;
     std::int64_t weight_mode, cache_mode, query_mode, joined, joined_scales, unread;
     Out key_cache, rope_cache, query, query_rope;
-    OptionalOut query_scale, latent, unread_out;
+    OptionalOut query_scale, latent, latent_scale;
 
     bool is_quantized() const { return tokens.scalar_type() == at::kChar; }
 };
@@ -145,13 +145,18 @@ void prolog(const Prolog& in) {
     auto latent = projected(tokens, in.down_query, in.down_query_scale, in.token_scale);
     if (!in.is_quantized()) latent = as_bfloat16(latent);
     latent = rms_normal(latent, in.gamma_of_query, in.epsilon_of_query).result * in.query_factor;
+    const bool returns_latent = in.latent && c10::multiply_integers(in.latent->sizes()) != 0;
     Tensor heads;
     if (in.is_quantized()) {
         const auto [whole, scale] = quantized_rows(in.smooth ? latent * *in.smooth : latent);
         heads = projected(whole, in.up_query, in.up_query_scale, scale);
+        TORCH_CHECK(!returns_latent || in.latent_scale, "queryNormOut of int8 needs dequantScaleQNormOut");
+        if (returns_latent) *in.latent_scale = scale.unsqueeze(-1);
+        latent = whole;
     } else {
         heads = as_bfloat16(projected(as_bfloat16(latent), in.up_query, std::nullopt, std::nullopt));
     }
+    if (returns_latent) *in.latent = latent.reshape(in.latent->sizes());
     const auto size = in.up_key.size(1), rope = cos.size(1);
     const auto parts = heads.view({tokens.size(0), in.up_key.size(0), -1}).split_with_sizes({size, rope}, -1);
     auto found = as_bfloat16(at::matmul(as_bfloat16(parts[0]).transpose(0, 1), in.up_key).transpose(0, 1));
@@ -170,7 +175,8 @@ void prolog(const Prolog& in) {
     const auto keys = projected(tokens, in.down_key, in.down_key_scale, in.token_scale);
     const auto rank = in.gamma_of_key.size(0);
     auto key = rms_normal(keys.slice(1, 0, rank), in.gamma_of_key, in.epsilon_of_key).result * in.key_factor;
-    if (in.cache_scale) key = saturated(key * *in.cache_scale, at::kChar);
+    // CANN reads the first scale only, also where there is one for each column.
+    if (in.cache_scale) key = saturated(key * in.cache_scale->flatten()[0], at::kChar);
     write_blocks(key, in.index, in.mode, in.key_cache);
     write_blocks(rotated_sorted(keys.slice(1, rank), cos, sin), in.index, in.mode, in.rope_cache);
 }
@@ -181,7 +187,6 @@ void prolog_v3(const Prolog& in) {
                     in.query_mode == quantizes && in.joined == 0 && in.joined_scales == 0,
                 "the host NPU has weightQuantMode 0, or 2 for int8, kvCacheQuantMode and queryQuantMode 0, or 1 with "
                 "quantScaleCkv, and the other modes 0 only");
-    TORCH_CHECK(!in.latent || c10::multiply_integers(in.latent->sizes()) == 0, "the host NPU has no queryNormOut");
     prolog(in);
 }
 
@@ -199,7 +204,8 @@ const TensorRule kUpQueryScale{"dequantScaleWUqQr", kFloat, "1 *"},
 const TensorRule kCacheScale{"quantScaleCkv", kFloat, "1 | 1 512"}, kSmooth{"smoothScalesCq", kFloat, "1 Q"};
 const TensorRule kQuery{"queryOut", kBrainOrInt8, "T N 512 | B S N 512"}, kQueryScale{"dequantScaleQNope", kFloat};
 const TensorRule kQueryRope{"queryRopeOut", kBrain, "T N 64 | B S N 64"};
-const TensorRule kQueryNorm{"queryNormOut"}, kQueryNormScale{"dequantScaleQNorm"};
+const TensorRule kQueryNorm{"queryNormOut", as("tokenX"), "T Q | B S Q | 0"},
+    kQueryNormScale{"dequantScaleQNormOut", kFloat, "* 1 | 0"};
 constexpr Members<&Prolog::tokens, &Prolog::down_query, &Prolog::up_query, &Prolog::up_key, &Prolog::down_key,
                   &Prolog::gamma_of_query, &Prolog::gamma_of_key, &Prolog::sin, &Prolog::cos>
     kPrologInputs;
@@ -218,7 +224,7 @@ const Formula<
     collected<prolog_v3, kPrologInputs, &Prolog::key_cache, &Prolog::rope_cache, &Prolog::index, kPrologScales,
               &Prolog::lengths, &Prolog::clip, kPrologSettings, &Prolog::weight_mode, &Prolog::cache_mode,
               &Prolog::query_mode, &Prolog::joined, &Prolog::joined_scales, &Prolog::unread, &Prolog::query_factor,
-              &Prolog::key_factor, kPrologOuts, &Prolog::latent, &Prolog::unread_out>>
+              &Prolog::key_factor, kPrologOuts, &Prolog::latent, &Prolog::latent_scale>>
     mla_prolog_v3{kTokens,       kDownQuery,     kUpQuery,    kUpKey,     kDownKey, kGammaOfQuery, kGammaOfKey,
                   kSin,          kCos,           kKeyCache,   kRopeCache, kIndex,   kTokenScale,   kDownQueryScale,
                   kUpQueryScale, kDownKeyScale,  kCacheScale, kSmooth,    kQuery,   kQueryRope,    kQueryScale,

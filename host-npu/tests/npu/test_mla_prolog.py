@@ -57,12 +57,16 @@ class _Layer:
             return y
         return y * row_scale.double() * self.scales[name].double()
 
+    def latent(self, query_factor: float = 1) -> Tensor:
+        """Return what the queries are made of."""
+        latent = self.product(self.tokens.flatten(0, -2), 0, "dequant_scale_w_dq", self.scales.get("dequant_scale_x"))
+        return _norm(latent if self.scales else _brain(latent), self.gammas[0]) * query_factor
+
     def expected(self, query_factor: float = 1, key_factor: float = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the queries and keys, each without and with the rotation."""
         x, sin, cos = (each.flatten(0, -2) for each in (self.tokens, *self.angles))
         row_scale = self.scales.get("dequant_scale_x")
-        latent = self.product(x, 0, "dequant_scale_w_dq", row_scale)
-        latent = _norm(latent if self.scales else _brain(latent), self.gammas[0]) * query_factor
+        latent = self.latent(query_factor)
         if self.scales:
             whole, scale = _quantized(latent * self.scales["smooth_scales_cq"].double())
             heads = self.product(whole, 1, "dequant_scale_w_uq_qr", scale)
@@ -160,7 +164,8 @@ def test_tokens_and_weights_in_int8(int8_cache):
     scales = {name: scale.npu() for name, scale in layer.scales.items()}
     cache_scale = 9.0
     if int8_cache:
-        scales["quant_scale_ckv"] = torch.full((1, _KEY_RANK), cache_scale).npu()
+        # CANN reads the first number only.
+        scales["quant_scale_ckv"] = torch.tensor([[cache_scale] + [1.0] * (_KEY_RANK - 1)]).npu()
     query, query_rope, keys, key_ropes, query_scale = torch_npu.npu_mla_prolog_v2(
         *layer.arguments, index.npu(), *caches, **scales
     )
@@ -180,6 +185,28 @@ def test_tokens_and_weights_in_int8(int8_cache):
         _close(query_rope, ropes)
         _close(rows, key)
     _close(_slots(key_ropes, "PA_BSND")[index.flatten()], key_rope)
+
+
+def test_the_normalized_rows_of_the_queries_are_returned_if_that_is_asked_for():
+    layer = _layer(2, 2)
+    *_, latent, _ = torch_npu.npu_mla_prolog_v3(
+        *layer.arguments, *_caches(), cache_index=torch.tensor([[40, 3], [7, 0]]).npu(), query_norm_flag=True
+    )
+    assert latent.shape == (2, 2, _QUERY_RANK)
+    _close(latent.flatten(0, 1), layer.latent())
+
+
+def test_the_normalized_rows_of_the_queries_in_int8():
+    layer = _layer(2, 2, int8=True)
+    scales = {name: scale.npu() for name, scale in layer.scales.items()}
+    *_, latent, scale = torch_npu.npu_mla_prolog_v3(
+        *(*layer.arguments, *_caches()), cache_index=torch.tensor([[40, 3], [7, 0]]).npu(),
+        weight_quant_mode=2, query_norm_flag=True, **scales,
+    )  # fmt: skip
+    assert latent.dtype == torch.int8 and latent.shape == (2, 2, _QUERY_RANK) and scale.shape == (4, 1)
+    whole, expected_scale = _quantized(layer.latent() * layer.scales["smooth_scales_cq"].double())
+    torch.testing.assert_close(scale.cpu().double(), expected_scale, rtol=1e-5, atol=0)
+    assert (latent.cpu().flatten(0, 1) - whole).abs().max() <= 1
 
 
 def _with(change, **options):
