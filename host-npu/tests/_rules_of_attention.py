@@ -45,6 +45,17 @@ OF_ATTENTION = [
         free=((0, 1),),
     ),
     Function(
+        "aclnnMoeUpdateExpert",
+        (
+            *(t(4, 2, dtype=_I32), t(9, 3, dtype=_I32), t(4, 2), t(2, dtype=torch.float32), t(4, dtype=torch.bool)),
+            *(0, 2, 0, t(4, 2, dtype=_I32), t(4, 2, dtype=torch.bool)),
+        ),
+        ((6, 1, "localRankId is 0 of 1 ranks"), (7, 2, "balanceMode is 2 instead of 0 or 1")),
+        # The table has any number of experts and of instances.
+        free=((1, 0), (1, 1)),
+        mixed=(2,),
+    ),
+    Function(
         "aclnnMoeInitRouting",
         (_X, t(4, 2, dtype=_I32), t(4, 2, dtype=_I32), 4, t(8, 8), t(8, dtype=_I32), t(8, dtype=_I32)),
         mixed=(0, 4),

@@ -1,6 +1,7 @@
 // Mixtures of experts: which experts get a token, and with which weight.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
@@ -131,6 +132,34 @@ void gating_grad(const Tensor& norm, const Tensor& dweights, const IntegerTensor
     dx = norm_type == kSigmoid ? dnorm * norm * (1 - norm) : norm * (dnorm - (dnorm * norm).sum(-1, true));
 }
 const Formula<"aclnnMoeGatingTopKBackward", gating_grad> gating_backward;
+
+// The instance of each chosen expert: its row of the table has their count and then the instances, of which ranks or
+// tokens take one after the other. A choice with less than its part of the scales of a token is not active.
+void update_expert(const IntegerTensor& experts, const IntegerTensor& table, const OptionalTensor& scales,
+                   const OptionalTensor& threshold, const OptionalIntegerTensor& active, std::int64_t rank,
+                   std::int64_t ranks, std::int64_t mode, const Out& balanced, const Out& balanced_active) {
+    TORCH_CHECK(mode == 0 || mode == 1, "balanceMode is ", mode, " instead of 0 or 1");
+    TORCH_CHECK(mode == 1 || (ranks >= 2 && ranks <= 768 && rank >= 0 && rank < ranks), "localRankId is ", rank, " of ",
+                ranks, " ranks; CANN takes 2 to 768");
+    TORCH_CHECK(scales.has_value() == threshold.has_value() && (scales || !active),
+                "expertScales and pruningThreshold must be given together, and with activeMask");
+    require_indices("expertIds", experts, table.size(0));
+    const auto rows = table.to(at::kLong).index({experts.to(at::kLong)});
+    const auto count = rows.select(-1, 0);
+    const auto tokens = at::arange(experts.size(0), count.options()).unsqueeze(1);
+    const auto place = mode == 0 ? at::full_like(count, rank).div((count + (ranks - 1)).div(count, "trunc"), "trunc")
+                                 : tokens.remainder(count);
+    balanced = rows.gather(-1, (place + 1).unsqueeze(-1)).squeeze(-1);
+    if (!scales) return;
+    const auto kept = scales->lt(*threshold * scales->sum(-1, true)).logical_not();
+    balanced_active = active ? kept.logical_and(active->unsqueeze(-1)) : kept;
+}
+const Formula<"aclnnMoeUpdateExpert", update_expert> instances_of_experts{
+    {"expertIds", kIndices, "S<=512 K<=16"},   {"eplbTable", {ACL_INT32}, "E<=1024 F"},
+    {"expertScalesOptional", kFloats, "S K"},  {"pruningThresholdOptional", kFloat, "K | 1 K"},
+    {"activeMaskOptional", {ACL_BOOL}, "S"},   {"balancedExpertIds", as("expertIds"), "S K"},
+    {"balancedActiveMask", {ACL_BOOL}, "S K"},
+};
 
 }  // namespace
 }  // namespace host_npu

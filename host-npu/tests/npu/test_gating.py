@@ -1,5 +1,7 @@
 """Gating of mixtures of experts on the host NPU, against its formula in float64."""
 
+import math
+
 import pytest
 import torch
 import torch_npu
@@ -123,3 +125,40 @@ def test_of_experts_with_equal_scores_the_first_are_chosen(operator, dtype):
     x[:, 3::2] = 1
     experts = getattr(torch_npu, operator)(x.npu(), k=4)[1].cpu()
     assert experts.tolist() == [sorted(range(_EXPERTS), key=lambda one: (one < 3 or one % 2 == 0, one))[:4]] * _TOKENS
+
+
+def _table(experts, most):
+    """Return the count of instances of each expert, and their numbers."""
+    counts = torch.randint(1, most + 1, (experts, 1), dtype=torch.int32)
+    return torch.cat([counts, torch.stack([torch.randperm(32)[:most] for _ in range(experts)]).int()], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("mode", [0, 1])
+def test_ranks_or_tokens_take_the_instances_of_an_expert_one_after_the_other(mode, dtype):
+    ranks, table = 8, _table(_EXPERTS, 4)
+    chosen = torch.randint(_EXPERTS, (_TOKENS, _CHOICES))
+    for rank in range(ranks):
+        instances, _ = torch_npu.npu_moe_update_expert(
+            chosen.to(dtype).npu(), table.npu(), local_rank_id=rank, world_size=ranks, balance_mode=mode
+        )
+        assert instances.dtype == dtype
+        for token, (row, found) in enumerate(zip(chosen.tolist(), instances.tolist(), strict=True)):
+            for expert, instance in zip(row, found, strict=True):
+                count, *numbers = table[expert].tolist()
+                assert instance == numbers[token % count if mode else rank // math.ceil(ranks / count)]
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_choices_with_less_than_their_part_of_the_scales_are_not_active(dtype, has_mask):
+    scales, threshold = torch.rand(_TOKENS, _CHOICES).to(dtype), torch.rand(1, _CHOICES)
+    active = torch.arange(_TOKENS) < 5 if has_mask else None
+    chosen = torch.zeros(_TOKENS, _CHOICES, dtype=torch.int32)
+    _, kept = torch_npu.npu_moe_update_expert(
+        chosen.npu(), _table(1, 1).npu(), expert_scales=scales.npu(), pruning_threshold=threshold.npu(),
+        active_mask=active.npu() if has_mask else None, balance_mode=1,
+    )  # fmt: skip
+    wide = scales.double()
+    expected = wide >= threshold * wide.sum(-1, True)
+    assert kept.cpu().equal(expected & active[:, None] if has_mask else expected)

@@ -59,11 +59,11 @@ def test_a_graph_operator_is_refused_by_its_name_at_every_call_and_the_queue_com
 
 
 def _call_missing_functions() -> None:
-    x, experts = torch.rand(4, 32).npu(), torch.zeros(4, 2, dtype=torch.int32).npu()
+    x = torch.rand(4, 32).npu()
     for _ in range(2):
         # With both phases in the queue, the refusal comes with the next synchronization.
-        error = error_of(lambda: (torch_npu.npu_moe_update_expert(experts, experts), torch.npu.synchronize()))
-        assert "the host NPU does not simulate aclnnMoeUpdateExpert" in error
+        error = error_of(lambda: (torch_npu.npu_sim_exponential_(x), torch.npu.synchronize()))
+        assert "the host NPU does not simulate aclnnSimThreadExponential" in error
     assert (x - x + 1).sum().item() == 128
 
 
