@@ -50,7 +50,8 @@ torch_npu selects the operator by the chip and the arguments, too: on Ascend950,
 `aclnnFlashAttentionScoreV4`.
 
 **ATB** (operators for serving): ReshapeAndCache, Rope, SelfAttention (PA_ENCODER and PREFIX_ENCODER), PagedAttention,
-GroupTopk and Linear with accumulation are computed by a formula, without quantization. The others are refused.
+GroupTopk and Linear with accumulation are computed by a formula, without quantization, and so is the Elewise that
+quantizes columns. The others are refused.
 """
 
 _OTHERS = "All others. `python -m host_npu --list NAME` says what becomes of those with a name."
@@ -188,7 +189,7 @@ def is_refused(operator: str) -> bool:
 
 def _line_of_atb(function: str) -> str:
     computed = [operator for begin, operator in _functions.ATB.items() if function.startswith(begin)]
-    if not computed or "quant" in function:
+    if not computed or function.endswith("_quant"):
         return f"{function}: refused, an operator of ATB"
     return f"{function}: ATB's {computed[0]}, computed by a formula; some options are refused"
 

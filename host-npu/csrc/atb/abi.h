@@ -87,8 +87,13 @@ HOST_NPU_EXPORT Status CreateOperation(const Parameters& parameters, Operation**
 
 namespace infer {
 
-struct ElewiseParam;
 struct RmsNormParam;
+
+// What else it has is for other kinds.
+struct ElewiseParam {
+    enum class Kind : int { kQuantPerChannel = 17 };
+    Kind kind;
+};
 
 struct GroupTopkParam {
     std::int32_t groups;

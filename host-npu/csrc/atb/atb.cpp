@@ -62,11 +62,6 @@ HOST_NPU_EXPORT int DestroyOperation(Operation* operation) {
 }
 
 template <>
-HOST_NPU_EXPORT Status CreateOperation(const infer::ElewiseParam&, Operation**) {
-    throw std::runtime_error(not_simulated("Elewise"));
-}
-
-template <>
 HOST_NPU_EXPORT Status CreateOperation(const infer::RmsNormParam&, Operation**) {
     throw std::runtime_error(not_simulated("RmsNorm"));
 }

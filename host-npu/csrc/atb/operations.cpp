@@ -74,6 +74,26 @@ at::Tensor of_largest_groups(const at::Tensor& x, const infer::GroupTopkParam& p
     return (groups * is_kept.unsqueeze(-1)).flatten(1);
 }
 
+void require_scale(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset, const at::Tensor& y) {
+    TORCH_CHECK((x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16) &&
+                    scale.scalar_type() == x.scalar_type() && offset.scalar_type() == at::kChar &&
+                    y.scalar_type() == at::kChar,
+                "the dtypes are ", x.scalar_type(), ", ", scale.scalar_type(), ", ", offset.scalar_type(), " and ",
+                y.scalar_type(), "; ATB takes float16 or bfloat16 for x and scale, and Char for zero_point and y");
+    TORCH_CHECK(
+        scale.numel() == 1 || (scale.dim() <= x.dim() && scale.sizes() == x.sizes().slice(x.dim() - scale.dim())),
+        "scale of shape ", scale.sizes(), " does not have the last sizes of x, of shape ", x.sizes());
+    TORCH_CHECK(offset.numel() == 0 || offset.numel() == scale.numel(), "zero_point has shape ", offset.sizes(),
+                " instead of that of scale, ", scale.sizes());
+    TORCH_CHECK(y.sizes() == x.sizes(), "y has shape ", y.sizes(), " instead of that of x, ", x.sizes());
+}
+
+at::Tensor quantized(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset) {
+    auto scaled = x.to(at::kFloat) / scale.to(at::kFloat);
+    if (offset.numel() > 0) scaled = scaled + offset.reshape(scale.sizes());
+    return scaled.round().nan_to_num(0).clamp(-128, 127).to(at::kChar);
+}
+
 }  // namespace
 
 template <>
@@ -124,6 +144,18 @@ HOST_NPU_EXPORT Status CreateOperation(const infer::GroupTopkParam& parameters, 
         return Tensors{of_largest_groups(inputs[0], parameters)};
     };
     *operation = new Computed("GroupTopk", {check, compute});
+    return 0;
+}
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::ElewiseParam& parameters, Operation** operation) {
+    require_simulated(parameters.kind == infer::ElewiseParam::Kind::kQuantPerChannel,
+                      "Elewise with elewiseType " + std::to_string(int(parameters.kind)));
+    const auto check = [](const Tensors& inputs, const Tensors& outputs) {
+        require_scale(inputs[0], inputs.at(1), inputs.at(2), outputs.at(0));
+    };
+    const auto compute = [](const Tensors& inputs) { return Tensors{quantized(inputs[0], inputs[1], inputs[2])}; };
+    *operation = new Computed("Elewise", {check, compute});
     return 0;
 }
 

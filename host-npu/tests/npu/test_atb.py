@@ -199,6 +199,17 @@ def test_a_product_is_added_to_a_float32_gradient(dtype):
     torch.testing.assert_close(on_npu.cpu(), gradient + x.float().T @ weight.float())
 
 
+@pytest.mark.parametrize("has_offset", [True, False])
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_columns_are_quantized_by_their_scales(dtype, has_offset):
+    x, scale = torch.randn(2, 5, 16).to(dtype), (torch.rand(5, 16) / 9 + 0.01).to(dtype)
+    offset = torch.randint(-10, 10, (5, 16) if has_offset else (0,), dtype=torch.int8)
+    y = torch.zeros(2, 5, 16, dtype=torch.int8).npu()
+    torch_npu._npu_quantize_per_tensor(x.npu(), scale.npu(), offset.npu(), y)
+    exact = x.double() / scale.double() + (offset if has_offset else 0)
+    assert (y.cpu() - exact.clamp(-128, 127)).abs().max() < 0.501
+
+
 def _call_with(lengths: Tensor) -> None:
     tensors = torch.randn(3, 7, _HEADS, _SIZE, dtype=torch.float16).npu()
     out = torch.empty(7, _HEADS, _SIZE, dtype=torch.float16).npu()
