@@ -88,7 +88,7 @@ at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::T
     return at::matmul(at::softmax(scores, -1), of_query(values)).transpose(0, 1);
 }
 
-enum class Masking { kNone, kSquare, kRows, kCausal };
+enum class Masking { kNone, kSquare, kRows, kCausal, kBias };
 
 // Which inputs of an operation are there, by their places. Values that are not are the first elements of the keys.
 struct Places {
@@ -166,13 +166,17 @@ void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
                         "a sequence of ", sequence.context, " tokens does not fit a cache of shape ", cache.sizes(),
                         " with a block_table of shape ", table.sizes());
         }
-        if (masking == Masking::kSquare || masking == Masking::kRows) {
+        if (places.mask && masking != Masking::kCausal) {
             const auto& all = inputs.at(*places.mask);
             const auto rows = masking == Masking::kRows ? sequence.begin + sequence.rows : sequence.rows;
             TORCH_CHECK(all.scalar_type() == inputs[0].scalar_type(), "mask, which is added to the scores, has dtype ",
                         all.scalar_type(), " instead of that of query, ", inputs[0].scalar_type());
             TORCH_CHECK(all.dim() >= 2 && all.size(-2) >= rows && all.size(-1) >= sequence.context, "mask has shape ",
                         all.sizes(), ", which is too small for ", rows, " rows and ", sequence.context, " keys");
+            const bool is_of_heads = (all.dim() == 3 || (all.dim() == 4 && sequence.index < all.size(0))) &&
+                                     all.size(-3) == heads && all.size(-2) == 1;
+            TORCH_CHECK(masking != Masking::kBias || is_of_heads, "mask has shape ", all.sizes(),
+                        " instead of [sequences, ", heads, ", 1, keys] or [", heads, ", 1, keys]");
         }
     }
     const auto count = outputs.at(0).numel(), rows = inputs[0].size(0);
@@ -193,6 +197,10 @@ Mask Attention::mask(const Tensors& inputs, const at::Tensor& queries, const Seq
     if (masking == Masking::kNone) return std::nullopt;
     if (masking == Masking::kCausal) return causal(queries, sequence.context);
     const auto& all = inputs[*places.mask];
+    // (sequences or none, heads, 1, keys): what is added to the scores of each head, in bfloat16, too.
+    if (masking == Masking::kBias) {
+        return (all.dim() == 4 ? all.select(0, sequence.index) : all).slice(2, 0, sequence.context).to(at::kFloat);
+    }
     const auto of_sequence = all.dim() == 3 ? all.select(0, sequence.index) : all;
     const auto begin = masking == Masking::kRows ? sequence.begin : 0;
     return added(of_sequence.slice(0, begin, begin + sequence.rows).slice(1, 0, sequence.context));
@@ -249,17 +257,20 @@ template <>
 HOST_NPU_EXPORT Status CreateOperation(const infer::PagedAttentionParam& parameters, Operation** operation) {
     using Mask = infer::PagedAttentionParam::Mask;
     require_simulated(parameters.quantization == 0, "PagedAttention with quantization");
-    require_simulated(parameters.mask == (parameters.has_lengths ? Mask::kSpec : Mask::kNone),
+    const bool has_bias = parameters.mask == Mask::kAlibi && !parameters.has_lengths && parameters.mla_value_size == 0;
+    require_simulated(has_bias || parameters.mask == (parameters.has_lengths ? Mask::kSpec : Mask::kNone),
                       "PagedAttention with maskType " + std::to_string(int(parameters.mask)));
     require_simulated(parameters.compression == 0 && parameters.scale_type == 0 && parameters.layout == 0 &&
                           !parameters.has_batch_status && !(parameters.mla_value_size > 0 && parameters.has_lengths),
                       "PagedAttention with compression, a logarithmic scale or another layout than BSND");
     const Places of_keys{.values = {}, .table = 2, .mask = {}, .rows = {}, .contexts = 3};
     const Places of_one{.values = 2, .table = 3, .mask = {}, .rows = {}, .contexts = 4};
+    const Places with_bias{.values = 2, .table = 3, .mask = 5, .rows = {}, .contexts = 4};
     const Places of_several{.values = 2, .table = 3, .mask = 5, .rows = 6, .contexts = 4};
-    *operation = operation_of("PagedAttention", {parameters.heads, kv_heads(parameters), parameters.scale,
-                                                 parameters.has_lengths ? Masking::kRows : Masking::kNone,
+    const auto masking = parameters.has_lengths ? Masking::kRows : has_bias ? Masking::kBias : Masking::kNone;
+    *operation = operation_of("PagedAttention", {parameters.heads, kv_heads(parameters), parameters.scale, masking,
                                                  parameters.mla_value_size > 0 ? of_keys
+                                                 : has_bias                    ? with_bias
                                                  : parameters.has_lengths      ? of_several
                                                                                : of_one,
                                                  parameters.mla_value_size});

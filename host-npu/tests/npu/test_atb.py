@@ -149,6 +149,31 @@ def test_queries_attend_to_a_cache_in_blocks(dtype):
     assert_near(out, torch.cat([_attention(queries[[i]], *cache.of_sequence(i)) for i in range(2)]), units=2)
 
 
+def _attend_with_bias(bias: Tensor, cache: _Cache, queries: Tensor) -> Tensor:
+    out = torch.empty_like(queries).npu()
+    torch_npu.atb._npu_paged_attention_v2(
+        queries.npu(), cache.keys.npu(), cache.table.npu(), cache.lengths, value_cache=cache.values.npu(),
+        mask=bias.npu(), num_kv_heads=_HEADS, num_heads=4, scale_value=_SCALE, mask_type=2, out=out,
+    )  # fmt: skip
+    torch.npu.synchronize()
+    return out
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1, 8), (4, 1, 8)])
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_a_bias_is_added_to_the_scores_of_each_head(dtype, shape):
+    cache, queries, bias = _Cache(dtype), torch.randn(2, 4, _SIZE).to(dtype), torch.randn(shape).to(dtype)
+    biases = [each[..., :length].double() for each, length in zip(bias.expand(2, 4, 1, 8), cache.lengths, strict=True)]
+    expected = [_attention(queries[[i]], *cache.of_sequence(i), biases[i]) for i in range(2)]
+    assert_near(_attend_with_bias(bias, cache, queries), torch.cat(expected), units=2)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 8), (1, 4, 1, 8), (1, 8)])
+def test_a_bias_is_that_of_all_heads_and_sequences(shape):
+    with pytest.raises(RuntimeError, match=r"mask has shape .* instead of \[sequences, 4, 1, keys\]"):
+        _attend_with_bias(torch.zeros(shape).half(), _Cache(torch.float16), torch.zeros(2, 4, _SIZE).half())
+
+
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_values_may_be_the_first_elements_of_the_keys(dtype):
     cache, queries = _Cache(dtype), torch.randn(2, 4, _SIZE).to(dtype)
