@@ -5,7 +5,9 @@
 
 #include <vector>
 
+#include "ascendcl/device.h"
 #include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/quantization.h"
 
 namespace host_npu {
 namespace {
@@ -40,6 +42,32 @@ void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTens
     memory.movedim(dim, 1).index_put_(Places({rows, places}), updates.movedim(dim, 1));
 }
 const Formula<"aclnnInplaceScatterUpdate", scatter_update> scatter_update_at_rows;
+
+// Like scatter_update, of updates that are divided by the scales of their columns.
+void quant_scatter(const Out& data, const IntegerTensor& indices, const Tensor& updates, const Tensor& scale,
+                   const OptionalAnyTensor& zero_points, std::int64_t axis, std::int64_t quant_axis,
+                   std::int64_t reduction) {
+    TORCH_CHECK(axis == -2 && (quant_axis == -1 || quant_axis == updates.dim() - 1) && reduction == 1,
+                "axis, quantAxis and reduction are ", axis, ", ", quant_axis, " and ", reduction,
+                "; CANN takes -2, -1 (or the last one) and 1");
+    const auto columns = updates.size(-1);
+    TORCH_CHECK(columns % 32 == 0 || soc() == Soc::Ascend950, "updates has ", columns,
+                " columns; CANN takes multiples of 32 on this chip");
+    TORCH_CHECK(scale.numel() == columns && (!zero_points || zero_points->numel() == columns),
+                "quantScales and quantZeroPoints have an element for each of the ", columns, " columns");
+    auto scaled = updates / scale.flatten();
+    if (zero_points) scaled = scaled + widened(*zero_points).flatten();
+    scatter_update(data, indices, AnyTensor(saturated(scaled, at::kChar)), axis);
+}
+const Together kQuantScatter{{"updates", "quantScales", "quantZeroPoints"},
+                             {{ACL_BF16, ACL_BF16, ACL_BF16}, {ACL_FLOAT16, ACL_FLOAT, ACL_INT32}}};
+const Formula<"aclnnInplaceQuantScatter", quant_scatter> quant_scatter_at_rows{
+    TensorRules{{"selfRef", {ACL_INT8}, "* * * ..."},
+                {"indices", kIndices, "*"},
+                {"updates", kHalves, "* * * ..."},
+                {"quantScales", {ACL_BF16, ACL_FLOAT}},
+                {"quantZeroPoints", {ACL_BF16, ACL_INT32}}},
+    kQuantScatter};
 
 // The last dimension of `indices` is one place of the first dimensions of `data`.
 void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates) {

@@ -27,6 +27,21 @@ def test_scatter_update_writes_each_row_at_its_index(in_place):
     assert torch.equal(on_npu.cpu(), expected if in_place else data)
 
 
+@pytest.mark.parametrize("has_zero_points", [False, True])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float16, torch.float32, torch.int32), (torch.bfloat16,) * 3], ids=["float16", "bfloat16"]
+)
+def test_quant_scatter_writes_quantized_rows(dtypes, has_zero_points):
+    data, indices = torch.zeros(3, 2, 10, 32, dtype=torch.int8), torch.tensor([7, 0])
+    updates, scale = torch.randn(2, 2, 3, 32).to(dtypes[0]), (torch.rand(1, 1, 32) / 9 + 0.01).to(dtypes[1])
+    zero_points = torch.randint(-9, 9, (1, 1, 32)).to(dtypes[2])
+    exact = updates.double() / scale.double() + (zero_points if has_zero_points else 0)
+    on_npu = [each.npu() for each in (data, indices, updates, scale)]
+    result = torch_npu.npu_quant_scatter(*on_npu, zero_points.npu() if has_zero_points else None)
+    expected = _updated(data.double(), indices, exact.clamp(-128, 127))
+    assert (result.cpu() - expected).abs().max() < 0.501
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64], ids=str)
 def test_scatter_nd_update_writes_at_places(in_place, dtype):
