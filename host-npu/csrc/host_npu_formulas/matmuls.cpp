@@ -94,21 +94,24 @@ Tensor of_matrix(const Tensor& numbers, const Tensor& matrix, std::int64_t group
 }
 
 void weight_quant_v3(const Tensor& x, const IntegerTensor& weight, const Tensor& scale, const OptionalTensor& offset,
-                     Without<"quant_scale">, Without<"quant_offset">, const OptionalTensor& bias,
+                     const OptionalAnyTensor& quant_scale, Without<"quant_offset">, const OptionalTensor& bias,
                      std::int32_t group_size, std::int32_t, const Out& out) {
     TORCH_CHECK(weight.scalar_type() == at::kChar, "the host NPU takes weights of int8 only, not ",
                 weight.scalar_type());
     auto matrix = widened(weight);
     if (offset) matrix = matrix + of_matrix(*offset, matrix, group_size);
-    const auto y = x.matmul(matrix * of_matrix(scale, matrix, group_size));
-    out = bias ? y + *bias : y;
+    auto y = x.matmul(matrix * of_matrix(scale, matrix, group_size));
+    if (bias) y = y + *bias;
+    TORCH_CHECK(quant_scale.has_value() == (out.dtype() == at::kChar), "the result has dtype ", name_of(out.dtype()),
+                "; CANN takes int8 with quant_scale, and only then");
+    out = quant_scale ? saturated(y * scale_of(*quant_scale), at::kChar) : y;
 }
 const Formula<"aclnnWeightQuantBatchMatmulV3", weight_quant_v3> product_with_int8_v3;
 
 void weight_quant_v2(const Tensor& x, const IntegerTensor& weight, const Tensor& scale, const OptionalTensor& offset,
-                     Without<"quant_scale">, Without<"quant_offset">, const OptionalTensor& bias,
+                     const OptionalAnyTensor& quant_scale, Without<"quant_offset"> none, const OptionalTensor& bias,
                      std::int32_t group_size, const Out& out) {
-    weight_quant_v3(x, weight, scale, offset, {}, {}, bias, group_size, 0, out);
+    weight_quant_v3(x, weight, scale, offset, quant_scale, none, bias, group_size, 0, out);
 }
 const Formula<"aclnnWeightQuantBatchMatmulV2", weight_quant_v2> product_with_int8;
 

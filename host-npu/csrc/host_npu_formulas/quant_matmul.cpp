@@ -33,6 +33,11 @@ void trans_quant_param(const AnyTensor& scale, const OptionalTensor& offset, std
 }
 const Formula<"aclnnTransQuantParamV3", trans_quant_param> scale_to_bits;
 
+void trans_quant_param_v2(const AnyTensor& scale, const OptionalTensor& offset, const Out& out) {
+    trans_quant_param(scale, offset, 0, out);
+}
+const Formula<"aclnnTransQuantParamV2", trans_quant_param_v2> scale_to_bits_v2;
+
 void require_absent(const OptionalAnyTensor& tensor, const char* name) {
     TORCH_CHECK(!tensor || tensor->numel() == 0, "the host NPU has no ", name, " of a quantized product");
 }

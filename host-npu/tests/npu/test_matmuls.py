@@ -61,6 +61,17 @@ def test_weights_of_int8_are_dequantized(precise, group_size):
     assert_near(result, x.double() @ ((weight.double() + whole[1]) * whole[0]) + bias.double(), units=2)
 
 
+def test_a_product_with_int8_weights_may_be_quantized():
+    x, weight = torch.randn(4, 64).half(), torch.randint(-128, 128, (64, 32), dtype=torch.int8)
+    scale, quant_scale = torch.rand(1, 32).half(), torch.rand(1, 32) / 9
+    on_npu = [each.npu() for each in (x, weight, scale)]
+    result = torch_npu.npu_weight_quant_batchmatmul(*on_npu, quant_scale=quant_scale.npu())
+    assert result.dtype == torch.int8
+    exact = x.double() @ (weight.double() * scale.double()) * quant_scale
+    # The scale has 10 bits behind its first.
+    assert (result.cpu() - exact.clamp(-128, 127)).abs().max() < 0.501 + 128 * 2**-10
+
+
 _GATES = {
     "geglu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "swiglu": torch.nn.functional.silu,
