@@ -6,6 +6,7 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -381,14 +382,21 @@ void require_together(const AnyTensorList& x, const AnyTensorList& weight, const
 }
 
 void grouped_by_ends(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
-                     const TensorList& scale, const TensorList& offset, const TensorList& antiquant_scale,
+                     const AnyTensorList& scale, const TensorList& offset, const TensorList& antiquant_scale,
                      const TensorList& antiquant_offset, const Sizes& ends, std::int64_t,
                      const std::vector<Out>& outs) {
-    const auto is_float = [](const Tensor& each) { return each.is_floating_point(); };
-    TORCH_CHECK(std::ranges::all_of(x, is_float) && std::ranges::all_of(weight, is_float) && scale.empty() &&
-                    offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
-                "the host NPU multiplies groups without quantization only");
     require_together(x, weight, bias, scale, outs);
+    const auto is_like_x = [&](const Tensor& each) { return each.is_floating_point() == x[0].is_floating_point(); };
+    TORCH_CHECK(
+        std::ranges::all_of(weight, is_like_x) && offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
+        "the host NPU multiplies groups by their ends without an offset and an antiquantization only");
+    if (x[0].scalar_type() == at::kChar) {
+        TORCH_CHECK(x.size() == 1 && outs.size() == 1, "groups of int8 by their ends have one x and one output");
+        const auto scales = each_of(scale, scale_of);
+        const Options options{bias, scales, {}, {}, {}, 0, std::ssize(weight)};
+        split_rows(x[0], weight, IntegerTensor(at::tensor(ends)), 0, options, outs[0]);
+        return;
+    }
     products(each_of(x, widened), each_of(weight, widened), each_of(bias, widened), sizes_from_ends(ends), outs);
 }
 const Formula<"aclnnGroupedMatmul", grouped_by_ends> grouped_by_ints;
