@@ -1,5 +1,7 @@
 """CANN's documented dtypes and shapes of attention, rotations, experts and caches, for test_rules.py."""
 
+import ctypes
+
 import torch
 from tests._rules import Function, t
 
@@ -43,6 +45,17 @@ OF_ATTENTION = [
         (_X, None, 2, t(4, 2), t(4, 2, dtype=_I32), t(4, 2, dtype=_I32)),
         # The number of experts.
         free=((0, 1),),
+    ),
+    Function(
+        "aclnnInplaceQuantScatter",
+        (
+            *(t(2, 8, 32, dtype=torch.int8), t(2, dtype=_I64), t(2, 1, 32), t(1, 1, 32, dtype=torch.float32)),
+            *(t(1, 1, 32, dtype=_I32), -2, -1, 1),
+        ),
+        ((5, 1, "axis, quantAxis and reduction are 1, -1 and 1; CANN takes -2"),),
+        # There may be more rows than indices, the updates are a part of the dimension, and the scales are flattened.
+        free=((0, 0), (0, 1), (2, 1)),
+        mixed=(1,),
     ),
     Function(
         "aclnnMoeUpdateExpert",
@@ -164,6 +177,24 @@ OF_ATTENTION = [
         )
         for version, more in (("V4", ()), ("V5", (None,)), ("WeightNz", (None, 0)))
     ],
+    Function(
+        "aclnnGroupedMatmulFinalizeRoutingWeightNzV2",
+        (
+            *(t(4, 8, dtype=torch.int8), t(2, 8, 3, dtype=torch.int8), t(2, 3, dtype=_F), None, None, None, None),
+            *(t(4, dtype=_F), t(2, dtype=_I64), t(2, 3, dtype=_B), t(4, dtype=_F), t(4, dtype=_I64), 0),
+            *(ctypes.c_float(1), 3, False, False, 1, None, t(5, 3, dtype=_F)),
+        ),
+        (
+            (12, 1, "dtype is 1; CANN takes 0, float32"),
+            (14, 4, "sharedInput has 2 rows from 4 on of 5"),
+            (15, True, "transposeX1 and transposeX2 must be false"),
+            (17, 2, "groupListType is 2 instead of 0 or 1"),
+            (3, t(2, 3, dtype=_F), "the host NPU computes this without bias only"),
+        ),
+        # The rows of the result, of which those of shared are a part.
+        free=((9, 0), (19, 0)),
+        mixed=(11,),
+    ),
     Function(
         "aclnnScatterPaKvCache",
         (

@@ -18,6 +18,10 @@ def _multiplied(x, weight, **options):
     return result
 
 
+def _int8(*shape):
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
 def _close(actual, expected, units=1.0):
     limit = units * {torch.float32: 2**-20, torch.float16: 2**-11, torch.bfloat16: 2**-8}[actual.dtype]
     largest = expected.abs().amax().item() if expected.numel() else 0.0
@@ -101,6 +105,38 @@ def test_int8_matrices_may_become_int8_by_the_bits_of_a_scale():
     )
     sums = torch.cat([rows @ matrix for rows, matrix in zip(x.double().split(_SIZES), weight.double(), strict=True)])
     assert result.tolist() == (sums * 2.0**-7).round().clamp(-128, 127).tolist()
+
+
+def test_int8_matrices_of_a_list_of_ends_become_int8():
+    x, weights, biases = _int8(8, 4), [_int8(4, 6) for _ in range(3)], [torch.randint(-9, 9, (6,)).int() for _ in "abc"]
+    scales = [torch.full((6,), 2.0 ** -(6 + group)) for group in range(3)]
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()], [each.npu() for each in weights], bias=[each.npu() for each in biases],
+        scale=[torch_npu.npu_trans_quant_param(each.npu()) for each in scales], group_list=[3, 3, 8], split_item=3,
+    )  # fmt: skip
+    parts = zip(x.double().split(_SIZES), weights, biases, scales, strict=True)
+    exact = torch.cat([(rows @ weight.double() + bias) * scale for rows, weight, bias, scale in parts])
+    assert result.tolist() == exact.round().clamp(-128, 127).tolist()
+
+
+@pytest.mark.parametrize("has_shared", [True, False])
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.usefixtures("private_formats")
+def test_products_of_groups_are_added_up_by_token(kind, has_shared):
+    x, weight, rows = _int8(8, 64), _int8(3, 64, 32), torch.tensor([3, 0, 0, 2, 1, 3, 2, 1])
+    scale, of_row, logit = torch.rand(3, 32) / 99, torch.rand(8), torch.rand(8)
+    shared = torch.randn(2, 32).bfloat16() if has_shared else None
+    result = called(
+        torch_npu.npu_grouped_matmul_finalize_routing, x, torch_npu.npu_format_cast(weight.npu(), 29),
+        torch.tensor(_LISTS[kind]), scale=scale, pertoken_scale=of_row, shared_input=shared, logit=logit,
+        row_index=rows, shared_input_weight=0.5, shared_input_offset=1, output_bs=4, group_list_type=kind,
+    )  # fmt: skip
+    parts = zip(x.double().split(_SIZES), weight.double(), scale, strict=True)
+    products = torch.cat([part @ matrix * factor for part, matrix, factor in parts]) * (of_row * logit)[:, None]
+    expected = torch.zeros(4, 32, dtype=torch.float64).index_add(0, rows, products)
+    if shared is not None:
+        expected[1:3] += 0.5 * shared.double()
+    _close(result, expected)
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -214,7 +250,7 @@ def test_dtypes_that_do_not_go_together_are_refused_at_the_call(x, weight, argum
         (_HALF, torch.bfloat16, None, f"{_COMBINED}x float16, weight bfloat16, out float16"),
         (_FLOAT, torch.half, None, f"{_COMBINED}x float32, weight float16, out float32"),
         (_HALF, torch.half, torch.float32, f"{_COMBINED}x float16, weight float16, bias float32, out float16"),
-        (_HALF, torch.int8, None, "multiplies groups without quantization only"),
+        (_HALF, torch.int8, None, "multiplies groups by their ends without an offset and an anti"),
     ],
     ids=["matrices of bfloat16", "matrices of float16", "bias", "int8"],
 )
