@@ -163,6 +163,7 @@ void register_kernels() {
     kernels.impl("randperm.out", TORCH_FN(permutation_out));
     register_refusals(kernels);
     for (auto* const library : {&kernels, &autograd}) {
+        library->impl("one_hot", TORCH_FN(one_hot));
         library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
         library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
         if (joins_packed_outputs()) library->impl("lstm.data", TORCH_FN(packed_lstm));

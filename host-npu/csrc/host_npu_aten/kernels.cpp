@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/lstm_native.h>
+#include <ATen/ops/one_hot_native.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/zeros.h>
@@ -45,6 +46,11 @@ at::Tensor permutation(c10::SymInt n, std::optional<at::ScalarType> dtype, std::
 
 at::Tensor& permutation_out(c10::SymInt n, at::Tensor& out) {
     return at::randperm_symint_out(out, std::move(n), std::nullopt);
+}
+
+at::Tensor one_hot(const at::Tensor& indices, int64_t num_classes) {
+    if (indices.scalar_type() != at::kInt) return at::native::one_hot(indices, num_classes);
+    return at::native::one_hot(indices.to(at::kLong), num_classes).to(at::kInt);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,

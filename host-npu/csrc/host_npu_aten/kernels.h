@@ -25,6 +25,9 @@ at::Tensor permutation(c10::SymInt n, std::optional<at::ScalarType> dtype, std::
                        std::optional<at::Device> device, std::optional<bool> pin_memory);
 at::Tensor& permutation_out(c10::SymInt n, at::Tensor& out);
 
+// aten::one_hot, which torch_npu also has for 32-bit indices, with a result of their dtype.
+at::Tensor one_hot(const at::Tensor& indices, int64_t num_classes);
+
 // aten::_thnn_fused_lstm_cell in operators that have derivatives, so that it needs no workspace for its own.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
                                                          const at::Tensor& cell,

@@ -17,7 +17,8 @@ using c10::DispatchKey;
 // They have kernels of their own, in kernels.cpp.
 bool has_own_kernel(const c10::OperatorName& op) {
     const auto& overload = op.overload_name;
-    return op.name == "aten::_efficientzerotensor" || (op.name == "aten::div_" && overload == "Scalar") ||
+    return op.name == "aten::_efficientzerotensor" || op.name == "aten::one_hot" ||
+           (op.name == "aten::div_" && overload == "Scalar") ||
            (op.name == "aten::native_dropout" && overload.empty()) ||
            (op.name == "aten::randperm" && (overload.empty() || overload == "out"));
 }

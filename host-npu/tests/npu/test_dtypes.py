@@ -240,6 +240,13 @@ def test_numbers_are_put_at_32_bit_indices():
     assert found.tolist() == [[7, 0, 0], [0, 5, 0]]
 
 
+@pytest.mark.parametrize("classes", [-1, 5, 7])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_one_hot_has_the_dtype_of_its_indices(dtype, classes):
+    found = F.one_hot(torch.arange(5, dtype=dtype).npu(), classes)
+    assert found.cpu().equal(F.one_hot(torch.arange(5), classes).to(dtype))
+
+
 def test_hardsigmoid_of_integers_is_cut_to_integers():
     x = torch.tensor([-4, 0, 2, 3, 4], dtype=torch.int32)
     assert F.hardsigmoid(x.npu()).tolist() == [0, 0, 0, 1, 1]
