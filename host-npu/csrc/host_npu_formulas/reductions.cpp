@@ -90,6 +90,25 @@ void index_select(const AnyTensor& x, std::int64_t dim, const IntegerTensor& ind
 }
 const Formula<"aclnnIndexSelect", index_select> rows_of_indices;
 
+// The dimension becomes those of the index.
+void gather_v3(const AnyTensor& x, std::int64_t dim, const IntegerTensor& index, std::int64_t batch_dims,
+               std::int64_t mode, const Out& out) {
+    TORCH_CHECK(batch_dims == 0, "the host NPU has batchDims 0 only, not ", batch_dims);
+    TORCH_CHECK(mode == 0 || mode == 1, "mode is ", mode, " instead of 0 or 1");
+    const auto place = c10::maybe_wrap_dim(dim, x.dim());
+    require_indices("index", index, x.size(place));
+    auto sizes = x.sizes().vec();
+    const auto rest = sizes.erase(sizes.begin() + place);
+    sizes.insert(rest, index.sizes().begin(), index.sizes().end());
+    out = at::index_select(x, place, index.flatten()).view(sizes);
+}
+const Formula<"aclnnGatherV3", gather_v3> rows_of_any_indices{
+    {"self", kFloats | Dtypes{ACL_INT64, ACL_INT32, ACL_INT16, ACL_INT8, ACL_UINT8, ACL_BOOL, ACL_DOUBLE, ACL_COMPLEX64,
+                              ACL_COMPLEX128}},
+    {"index", kIndices},
+    {"out", as("self")},
+};
+
 void index_add(const Tensor& x, std::int64_t dim, const IntegerTensor& index, const Tensor& source, const Number& alpha,
                std::int64_t, const Out& out) {
     out = x.index_add(dim, index.to(at::kLong), source, alpha.value);

@@ -1,4 +1,4 @@
-"""Writes into a part of a tensor on the host NPU, against plain loops."""
+"""Writes into a part of a tensor on the host NPU, and rows that are read, against plain loops."""
 
 import pytest
 import torch
@@ -188,3 +188,16 @@ def test_a_block_that_is_not_there_is_a_fault(read, outside):
     # Numbers of blocks that are not needed pad the table.
     read(torch.tensor([[0, 3, -1]]).int().npu())
     torch.npu.synchronize()
+
+
+@pytest.mark.parametrize("shape", [(9,), (3, 4), ()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool], ids=str)
+def test_rows_are_gathered_by_indices_of_any_shape(dtype, shape):
+    x, index = torch.randn(7, 5).mul(9).to(dtype), torch.randint(0, 7, shape)
+    assert torch_npu.npu_gather_sparse_index(x.npu(), index.npu()).cpu().equal(x[index])
+
+
+def test_a_row_that_is_gathered_twice_has_both_gradients():
+    x = torch.randn(4, 5, device="npu", requires_grad=True)
+    torch_npu.npu_gather_sparse_index(x, torch.tensor([3, 0, 3]).npu()).sum().backward()
+    assert x.grad.tolist() == [[1] * 5, [0] * 5, [0] * 5, [2] * 5]
