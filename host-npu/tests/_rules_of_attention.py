@@ -3,6 +3,7 @@
 import ctypes
 
 import torch
+from tests._aclnn import Ints
 from tests._rules import Function, t
 
 _F, _B = torch.float32, torch.bfloat16
@@ -177,6 +178,22 @@ OF_ATTENTION = [
         )
         for version, more in (("V4", ()), ("V5", (None,)), ("WeightNz", (None, 0)))
     ],
+    Function(
+        "aclnnQuantMatmulReduceSumWeightNz",
+        (
+            *(t(2, 4, 8, dtype=torch.int8), t(2, 8, 3, dtype=torch.int8), t(2, 4, dtype=_F), t(3, dtype=_B)),
+            *(None, None, None, None, None, False, False, 0, Ints([0]), False, t(4, 3, dtype=_B)),
+        ),
+        ((9, True, "CANN takes neither transposeX1, transposeX2 nor keepDims"),),
+    ),
+    Function(
+        "aclnnGatherV3",
+        (_X, 0, t(5, dtype=_I64), 0, 0, t(5, 8)),
+        ((3, 1, "the host NPU has batchDims 0 only, not 1"), (4, 2, "mode is 2 instead of 0 or 1")),
+        # What the indices are places of.
+        free=((0, 0),),
+        mixed=(2,),
+    ),
     Function(
         "aclnnGroupedMatmulFinalizeRoutingWeightNzV2",
         (

@@ -167,5 +167,20 @@ void dequant_bias(const IntegerTensor& x, const Tensor& weight_scale, const Opti
 }
 const Formula<"aclnnDequantBias", dequant_bias> dequantized_sums;
 
+void quant_reduce_sum(const IntegerTensor& x1, const IntegerTensor& x2, const Tensor& x1_scale, const Tensor& x2_scale,
+                      Without<"yScale">, Without<"x1Offset">, Without<"x2Offset">, Without<"yOffset">, Without<"bias">,
+                      bool transpose_x1, bool transpose_x2, std::int64_t, const std::vector<std::int64_t>&,
+                      bool keep_dims, const Out& out) {
+    // torch_npu passes groupSize -1, and dims that are gone when it does.
+    TORCH_CHECK(!transpose_x1 && !transpose_x2 && !keep_dims,
+                "CANN takes neither transposeX1, transposeX2 nor keepDims");
+    const auto products = at::matmul(x1.to(at::kDouble), x2.to(at::kDouble)).to(at::kFloat);
+    out = (products * x1_scale.unsqueeze(-1) * x2_scale).sum(0);
+}
+const Formula<"aclnnQuantMatmulReduceSumWeightNz", quant_reduce_sum> sum_of_quantized_products{
+    {"x1", {ACL_INT8}, "B M K"},  {"x2", {ACL_INT8}, "B K N"}, {"x1Scale", kFloat, "B M"},
+    {"x2Scale", {ACL_BF16}, "N"}, {"out", {ACL_BF16}, "M N"},
+};
+
 }  // namespace
 }  // namespace host_npu

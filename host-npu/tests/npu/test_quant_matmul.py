@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu
 from tests._aclnn import phase_one
-from tests._values import called
+from tests._values import assert_near, called
 
 _TOKENS, _INNER, _OUTER = 5, 32, 12
 
@@ -30,6 +30,16 @@ def test_sums_are_exact():
     bias = torch.randint(-1000, 1000, (_OUTER,), dtype=torch.int32)
     result = called(torch_npu.npu_quant_matmul, x1, x2, torch.ones(_OUTER), bias=bias, output_dtype=torch.int32)
     assert torch.equal(result.cpu().double(), _product(x1, x2) + bias)
+
+
+@pytest.mark.usefixtures("private_formats")
+def test_products_of_a_batch_are_added_up():
+    x1, x2 = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((3, _TOKENS, _INNER), (3, _INNER, 64)))
+    of_rows, of_columns = torch.rand(3, _TOKENS), torch.rand(64).bfloat16()
+    tiled = torch_npu.npu_format_cast(x2.npu(), 29)
+    result = called(torch_npu.npu_quant_matmul_reduce_sum, x1, tiled, x1_scale=of_rows, x2_scale=of_columns)
+    expected = (x1.double() @ x2.double() * of_rows[..., None] * of_columns).sum(0)
+    assert_near(result, expected)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
