@@ -93,6 +93,8 @@ struct Prolog {
     OptionalOut query_scale, latent, latent_scale;
 
     bool is_quantized() const { return tokens.scalar_type() == at::kChar; }
+    // Whether the second product of the queries is one of int8, as also where it is the only one.
+    bool quantizes_latent() const { return up_query.scalar_type() == at::kChar; }
 };
 
 // What each dtype goes with, and the sizes that CANN takes.
@@ -108,14 +110,17 @@ void require_prolog(const Prolog& in) {
                 " heads; CANN takes powers of 2 up to 128, and a head and its rotated part for each");
     TORCH_CHECK(in.mode == "PA_BSND" || in.mode == "PA_NZ",
                 "the host NPU has the cache modes PA_BSND and PA_NZ only, not ", in.mode);
-    for (const auto* weight : {&in.down_query, &in.up_query, &in.down_key}) {
-        TORCH_CHECK(weight->scalar_type() == in.tokens.scalar_type(),
-                    "the host NPU takes tokenX and all its weights in int8, or none of them");
+    for (const auto* weight : {&in.down_query, &in.down_key}) {
+        TORCH_CHECK(weight->scalar_type() == in.tokens.scalar_type() && (!in.is_quantized() || in.quantizes_latent()),
+                    "CANN takes tokenX and all its weights in int8, weightUqQr alone, or none of them");
     }
-    const bool has_scales = in.token_scale && in.down_query_scale && in.up_query_scale && in.down_key_scale;
-    TORCH_CHECK(in.is_quantized() == has_scales,
-                "dequantScaleX and those of the weights must be given where tokenX has "
-                "dtype int8, and only there");
+    for (const auto* scale : {&in.token_scale, &in.down_query_scale, &in.down_key_scale, &in.up_query_scale}) {
+        const bool is_int8 = scale == &in.up_query_scale ? in.quantizes_latent() : in.is_quantized();
+        TORCH_CHECK(scale->has_value() == is_int8,
+                    "dequantScaleX and those of the weights must be given where they "
+                    "have dtype int8, and only there");
+    }
+    TORCH_CHECK(!in.smooth || in.quantizes_latent(), "smoothScalesCq is for weightUqQr of int8 only");
     const bool quantizes = in.key_cache.dtype() == at::kChar;
     TORCH_CHECK(quantizes == in.cache_scale.has_value() && (in.is_quantized() || !quantizes),
                 "quantScaleCkv must be given where kvCache has dtype int8, as tokenX, and only there");
@@ -147,7 +152,7 @@ void prolog(const Prolog& in) {
     latent = rms_normal(latent, in.gamma_of_query, in.epsilon_of_query).result * in.query_factor;
     const bool returns_latent = in.latent && c10::multiply_integers(in.latent->sizes()) != 0;
     Tensor heads;
-    if (in.is_quantized()) {
+    if (in.quantizes_latent()) {
         const auto [whole, scale] = quantized_rows(in.smooth ? latent * *in.smooth : latent);
         heads = projected(whole, in.up_query, in.up_query_scale, scale);
         TORCH_CHECK(!returns_latent || in.latent_scale, "queryNormOut of int8 needs dequantScaleQNormOut");
@@ -183,10 +188,11 @@ void prolog(const Prolog& in) {
 
 void prolog_v3(const Prolog& in) {
     const bool quantizes = in.cache_scale.has_value();
-    TORCH_CHECK(in.weight_mode == (in.is_quantized() ? 2 : 0) && in.cache_mode == quantizes &&
-                    in.query_mode == quantizes && in.joined == 0 && in.joined_scales == 0,
-                "the host NPU has weightQuantMode 0, or 2 for int8, kvCacheQuantMode and queryQuantMode 0, or 1 with "
-                "quantScaleCkv, and the other modes 0 only");
+    TORCH_CHECK(
+        in.weight_mode == in.is_quantized() + in.quantizes_latent() && in.cache_mode == quantizes &&
+            in.query_mode == quantizes && in.joined == 0 && in.joined_scales == 0,
+        "the host NPU has weightQuantMode 0, or 1 and 2 for int8, kvCacheQuantMode and queryQuantMode 0, or 1 with "
+        "quantScaleCkv, and the other modes 0 only");
     prolog(in);
 }
 
@@ -204,7 +210,7 @@ const TensorRule kUpQueryScale{"dequantScaleWUqQr", kFloat, "1 *"},
 const TensorRule kCacheScale{"quantScaleCkv", kFloat, "1 | 1 512"}, kSmooth{"smoothScalesCq", kFloat, "1 Q"};
 const TensorRule kQuery{"queryOut", kBrainOrInt8, "T N 512 | B S N 512"}, kQueryScale{"dequantScaleQNope", kFloat};
 const TensorRule kQueryRope{"queryRopeOut", kBrain, "T N 64 | B S N 64"};
-const TensorRule kQueryNorm{"queryNormOut", as("tokenX"), "T Q | B S Q | 0"},
+const TensorRule kQueryNorm{"queryNormOut", as("weightUqQr"), "T Q | B S Q | 0"},
     kQueryNormScale{"dequantScaleQNormOut", kFloat, "* 1 | 0"};
 constexpr Members<&Prolog::tokens, &Prolog::down_query, &Prolog::up_query, &Prolog::up_key, &Prolog::down_key,
                   &Prolog::gamma_of_query, &Prolog::gamma_of_key, &Prolog::sin, &Prolog::cos>

@@ -53,21 +53,22 @@ class _Layer:
 
     def product(self, x: Tensor, weight: int, name: str, row_scale: Tensor | None = None) -> Tensor:
         y = x.double() @ self.weights[weight].double()
-        if not self.scales:
+        if row_scale is None:
             return y
         return y * row_scale.double() * self.scales[name].double()
 
     def latent(self, query_factor: float = 1) -> Tensor:
         """Return what the queries are made of."""
-        latent = self.product(self.tokens.flatten(0, -2), 0, "dequant_scale_w_dq", self.scales.get("dequant_scale_x"))
-        return _norm(latent if self.scales else _brain(latent), self.gammas[0]) * query_factor
+        row_scale = self.scales.get("dequant_scale_x")
+        latent = self.product(self.tokens.flatten(0, -2), 0, "dequant_scale_w_dq", row_scale)
+        return _norm(_brain(latent) if row_scale is None else latent, self.gammas[0]) * query_factor
 
     def expected(self, query_factor: float = 1, key_factor: float = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the queries and keys, each without and with the rotation."""
         x, sin, cos = (each.flatten(0, -2) for each in (self.tokens, *self.angles))
         row_scale = self.scales.get("dequant_scale_x")
         latent = self.latent(query_factor)
-        if self.scales:
+        if "smooth_scales_cq" in self.scales:
             whole, scale = _quantized(latent * self.scales["smooth_scales_cq"].double())
             heads = self.product(whole, 1, "dequant_scale_w_uq_qr", scale)
         else:
@@ -88,21 +89,25 @@ _SHAPES = (
 )
 
 
-def _layer(*shape: int, int8: bool = False) -> _Layer:
+def _layer(*shape: int, int8: bool = False, int8_latent: bool = False) -> _Layer:
+    """Make one of bfloat16, of int8, or of which the second product of the queries has int8."""
     brain = {"dtype": torch.bfloat16}
     tokens = torch.randn(*shape, _HIDDEN, **brain)
     weights = [torch.randn(each, **brain) / each[-2] ** 0.5 for each in _SHAPES]
     gammas = [torch.rand(size, **brain) + 0.5 for size in (_QUERY_RANK, _KEY_RANK)]
     angles = torch.rand(*shape, _ROPE) * 6
     layer = _Layer(tokens, weights, gammas, [angles.sin().to(**brain), angles.cos().to(**brain)], {})
-    if not int8:
-        return layer
-    rows = tokens.flatten(0, -2).size(0)
-    layer.tokens = torch.randint(-100, 100, tokens.shape, dtype=torch.int8)
-    for index, name in ((0, "dequant_scale_w_dq"), (1, "dequant_scale_w_uq_qr"), (3, "dequant_scale_w_dkv_kr")):
+    names = {1: "dequant_scale_w_uq_qr"} if int8 or int8_latent else {}
+    if int8:
+        rows = tokens.flatten(0, -2).size(0)
+        layer.tokens = torch.randint(-100, 100, tokens.shape, dtype=torch.int8)
+        layer.scales["dequant_scale_x"] = torch.rand(rows, 1) + 0.5
+        names |= {0: "dequant_scale_w_dq", 3: "dequant_scale_w_dkv_kr"}
+    for index, name in names.items():
         weights[index] = torch.randint(-100, 100, _SHAPES[index], dtype=torch.int8)
         layer.scales[name] = torch.rand(1, _SHAPES[index][1]) / 1000 + 1e-4
-    layer.scales |= {"dequant_scale_x": torch.rand(rows, 1) + 0.5, "smooth_scales_cq": torch.rand(1, _QUERY_RANK) + 0.5}
+    if names:
+        layer.scales["smooth_scales_cq"] = torch.rand(1, _QUERY_RANK) + 0.5
     return layer
 
 
@@ -124,14 +129,14 @@ def _close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.cpu().double().view(expected.shape), expected, rtol=0, atol=limit)
 
 
+@pytest.mark.parametrize("int8_latent", [False, True])
 @pytest.mark.parametrize("mode", ["PA_BSND", "PA_NZ"])
 @pytest.mark.parametrize("shape", [(3,), (2, 2)])
-def test_tokens_become_queries_and_go_to_the_caches(shape, mode):
-    layer, caches = _layer(*shape), _caches()
+def test_tokens_become_queries_and_go_to_the_caches(shape, mode, int8_latent):
+    layer, caches = _layer(*shape, int8_latent=int8_latent), _caches()
     index = torch.randperm(_BLOCKS * _PLACES)[: layer.tokens[..., 0].numel()].view(shape)
-    query, query_rope, *given, _ = torch_npu.npu_mla_prolog_v2(
-        *layer.arguments, index.npu(), *caches, cache_mode=mode, rmsnorm_epsilon_cq=_EPSILON
-    )
+    options = {"cache_mode": mode, "rmsnorm_epsilon_cq": _EPSILON, **moved(layer.scales)}
+    query, query_rope, *given, _ = torch_npu.npu_mla_prolog_v2(*layer.arguments, index.npu(), *caches, **options)
     assert query.shape == (*shape, _HEADS, _KEY_RANK) and query_rope.shape == (*shape, _HEADS, _ROPE)
     *queries, key, key_rope = layer.expected()
     _close(query, queries[0])
@@ -196,16 +201,17 @@ def test_the_normalized_rows_of_the_queries_are_returned_if_that_is_asked_for():
     _close(latent.flatten(0, 1), layer.latent())
 
 
-def test_the_normalized_rows_of_the_queries_in_int8():
-    layer = _layer(2, 2, int8=True)
+@pytest.mark.parametrize("mode", [1, 2])
+def test_the_normalized_rows_of_the_queries_in_int8(mode):
+    layer = _layer(2, 2, int8=mode == 2, int8_latent=True)
     scales = {name: scale.npu() for name, scale in layer.scales.items()}
     *_, latent, scale = torch_npu.npu_mla_prolog_v3(
         *(*layer.arguments, *_caches()), cache_index=torch.tensor([[40, 3], [7, 0]]).npu(),
-        weight_quant_mode=2, query_norm_flag=True, **scales,
+        weight_quant_mode=mode, query_norm_flag=True, **scales,
     )  # fmt: skip
     assert latent.dtype == torch.int8 and latent.shape == (2, 2, _QUERY_RANK) and scale.shape == (4, 1)
     whole, expected_scale = _quantized(layer.latent() * layer.scales["smooth_scales_cq"].double())
-    torch.testing.assert_close(scale.cpu().double(), expected_scale, rtol=1e-5, atol=0)
+    torch.testing.assert_close(scale.cpu().double(), expected_scale, rtol=2**-7, atol=0)
     assert (latent.cpu().flatten(0, 1) - whole).abs().max() <= 1
 
 
@@ -229,7 +235,10 @@ _REFUSED = {
     ),
     "a hidden size": (_replace(0, 2, 1000), {}, "weightDq has shape"),
     "a rank of keys": (_replace(3, _HEADS, _SIZE, 256), {}, "weightUk has shape"),
-    "int8 alone": (_replace(2, *_SHAPES[1], dtype=torch.int8), {}, "tokenX and all its weights in int8, or none"),
+    "int8 alone": (_replace(1, *_SHAPES[0], dtype=torch.int8), {}, "tokenX and all its weights in int8, weightUqQr al"),
+    "no scale": (_replace(2, *_SHAPES[1], dtype=torch.int8), {}, "must be given where they have dtype int8"),
+    "one scale": (lambda arguments: None, {"dequant_scale_w_dq": torch.ones(1, _QUERY_RANK)}, "dtype int8, and only"),
+    "a smooth scale": (lambda arguments: None, {"smooth_scales_cq": torch.ones(1, _QUERY_RANK)}, "for weightUqQr of"),
     "a scale": (lambda arguments: None, {"quant_scale_ckv": torch.ones(1, _KEY_RANK)}, "quantScaleCkv must be given"),
 }
 
