@@ -178,6 +178,14 @@ Tensor of_all_tokens(const std::vector<Tensor>& of_sequences, const Tensor& like
     return at::constant_pad_nd(joined, padding, value);
 }
 
+// The statistics of a sequence, [1, heads, sequence, 1], as [sequence, heads, 1], and back.
+Tensor packed_statistics(const Tensor& x, const Setting& at) {
+    return at.softmax_layout.empty() ? x.reshape({x.size(2), x.size(1), 1}) : in_layout(x, at.layout);
+}
+Tensor statistics_by_head(const Tensor& x, const Setting& at) {
+    return at.softmax_layout.empty() ? x.reshape({1, x.size(1), x.size(0), 1}) : by_head(x, at.layout, at.heads);
+}
+
 // What a call means: without a mask, the sparse mode has no effect (GetSparseInfo in CANN's
 // flash_attention_score_tiling_general.cpp), and sequences that are left out have none.
 Setting in_effect(const Setting& given, const OptionalIntegerTensor& mask) {
@@ -264,8 +272,8 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
         const auto [result, m, s] = attention(inputs(q[index], k[index], v[index], at, first), pse, mask, at);
         first += at.heads * q[index].size(0) * k[index].size(0);
         results.push_back(in_layout(result, at.layout));
-        maxima.push_back(in_layout(m, at.layout));
-        sums.push_back(in_layout(s, at.layout));
+        maxima.push_back(packed_statistics(m, at));
+        sums.push_back(packed_statistics(s, at));
     }
     max = of_all_tokens(maxima, query, kLowest).expand({-1, -1, kColumns});
     sum = of_all_tokens(sums, query).expand({-1, -1, kColumns});
@@ -303,8 +311,8 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
     for (std::size_t index = 0; index < q.size(); ++index) {
         const auto head = [&](const Tensor& x) { return by_head(x, at.layout, at.heads); };
         const auto grads = gradients(inputs(q[index], k[index], v[index], at, first), head(d[index]),
-                                     result ? OptionalTensor(head(r[index])) : std::nullopt, head(m[index]),
-                                     head(s[index]), pse, mask, at);
+                                     result ? OptionalTensor(head(r[index])) : std::nullopt,
+                                     statistics_by_head(m[index], at), statistics_by_head(s[index], at), pse, mask, at);
         first += at.heads * q[index].size(0) * k[index].size(0);
         queries.push_back(in_layout(grads.query, at.layout));
         keys.push_back(in_layout(grads.key, at.layout));

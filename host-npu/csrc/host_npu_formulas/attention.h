@@ -26,6 +26,8 @@ struct Setting {
     Ints prefix = {};
     // A score of each head that takes part in the softmax and attends to nothing.
     OptionalTensor sink = std::nullopt;
+    // In the layout TND, each sequence has its statistics by head, unless they are in the layout of the input.
+    std::string softmax_layout = {};
 
     bool packed() const { return layout == "TND"; }
 };

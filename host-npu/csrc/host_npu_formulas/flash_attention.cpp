@@ -48,7 +48,6 @@ struct Attention : Setting {
     Without<"dScaleQOptional"> query_scale;
     Without<"dScaleKOptional"> key_scale;
     Without<"dScaleVOptional"> value_scale;
-    std::string softmax_layout = "same_as_input";
     std::int64_t seed, offset;
     std::int64_t unread;
     Ints unread_ints;
@@ -73,8 +72,8 @@ struct ScoreGrad : Attention {
 
 void require_simulated(const Attention& call) {
     const auto& layout = call.softmax_layout;
-    TORCH_CHECK(layout == "same_as_input" || layout == "TND",
-                "the host NPU has the statistics of a softmax in the layout of its input only, not ", layout);
+    TORCH_CHECK(layout.empty() || layout == "same_as_input", "the layout of the softmax is ", layout,
+                "; CANN takes none and same_as_input");
     TORCH_CHECK(!call.padding_mask, "the host NPU computes attention without a padding mask only");
     TORCH_CHECK(!call.reserved_sink || call.reserved_sink->numel() == 0,
                 "the host NPU computes this version of attention without a sink only");

@@ -1,5 +1,6 @@
 // What is beside attention: results of parts put together, and a softmax with a bias of positions.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones_like.h>
@@ -27,20 +28,38 @@ void merge(const std::vector<Tensor>& logs, const std::vector<Tensor>& results, 
 }
 const Formula<"aclnnAttentionUpdate", merge> merged_attention;
 
+// Statistics [tokens, heads] of which each sequence is by head, by token. `ends` begin with 0.
+Tensor by_token(const Tensor& x, const IntegerTensor& ends) {
+    if (ends.is_meta()) return x;
+    std::vector<Tensor> sequences;
+    const auto bounds = ends.to(at::kLong).contiguous();
+    for (std::int64_t index = 1; index < bounds.numel(); ++index) {
+        const auto begin = bounds[index - 1].item<std::int64_t>(), end = bounds[index].item<std::int64_t>();
+        TORCH_CHECK(0 <= begin && begin <= end && end <= x.size(0), "actualSeqQlen has ", begin, " and ", end, " for ",
+                    x.size(0), " tokens");
+        sequences.push_back(x.slice(0, begin, end).reshape({x.size(1), end - begin}).t());
+    }
+    TORCH_CHECK(
+        bounds.numel() > 1 && bounds[0].item<std::int64_t>() == 0 && bounds[-1].item<std::int64_t>() == x.size(0),
+        "actualSeqQlen does not begin with 0 and end with the number of tokens, ", x.size(0));
+    return at::cat(sequences);
+}
+
 // The statistics of a softmax, of which each has 8 equal columns: [batch, heads, sequence, 8] beside results in SBH,
 // [tokens, heads, 8] beside TND. As factors of the results.
-Tensor of_results(const Tensor& columns, const Tensor& result, const std::string& layout) {
+Tensor of_results(const Tensor& columns, const Tensor& result, const std::string& layout,
+                  const OptionalIntegerTensor& ends) {
     const auto one = columns.select(-1, 0);
-    if (layout == "TND") return one.unsqueeze(-1);
+    if (layout == "TND") return (ends ? by_token(one, *ends) : one).unsqueeze(-1);
     return one.permute({2, 0, 1}).repeat_interleave(result.size(-1) / one.size(1), -1);
 }
 
 // Merges the attention to some keys with that to further keys.
 void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, const Tensor& result2,
-                 const Tensor& max2, const Tensor& sum2, const OptionalIntegerTensor&, const std::string& layout,
+                 const Tensor& max2, const Tensor& sum2, const OptionalIntegerTensor& ends, const std::string& layout,
                  const std::string& softmax_layout, const Out& out, const Out& max_out, const Out& sum_out) {
-    TORCH_CHECK(layout == "SBH" || (layout == "TND" && softmax_layout == "TND"),
-                "the host NPU has the layouts SBH, and TND with input_softmax_layout TND only, not ", layout);
+    TORCH_CHECK(layout == "SBH" || layout == "TND", "inputLayout is ", layout, "; CANN takes SBH and TND");
+    TORCH_CHECK(layout == "SBH" || ends, "the layout TND needs actualSeqQlen");
     const auto of_result = layout == "SBH" ? "S B H" : "T N D", of_statistics = layout == "SBH" ? "B N S 8" : "T N 8";
     require_shapes({{"prevAttnOut", result1.sizes(), of_result},
                     {"prevSoftmaxMax", max1.sizes(), of_statistics},
@@ -55,7 +74,9 @@ void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, 
     const auto sum = part1 + part2;
     max_out = max;
     sum_out = sum;
-    out = result1 * of_results(part1 / sum, result1, layout) + result2 * of_results(part2 / sum, result2, layout);
+    const auto by_head = softmax_layout == "TND" ? std::nullopt : ends;
+    out = result1 * of_results(part1 / sum, result1, layout, by_head) +
+          result2 * of_results(part2 / sum, result2, layout, by_head);
 }
 const Formula<"aclnnRingAttentionUpdateV2", ring_update> attention_to_more_keys;
 

@@ -67,7 +67,42 @@ def test_a_sink_takes_a_part_of_the_softmax(causal):
         torch.testing.assert_close(actual.detach().cpu().double(), wanted.detach(), rtol=0, atol=bound)
 
 
-def test_the_statistics_of_packed_sequences_may_be_packed_too():
+@pytest.mark.parametrize("layout", ["", "TND"])
+def test_packed_sequences_have_their_statistics_by_head_unless_asked_otherwise(layout):
+    query, key = (torch.randn(9, _HEADS, _SIZE).half() for _ in range(2))
+    ends = {"actual_seq_qlen": [4, 9], "actual_seq_kvlen": [4, 9]}
+    tensors = query.npu(), key.npu(), key.npu()
+    maxima = torch_npu.npu_fusion_attention(*tensors, _HEADS, "TND", softmax_layout=layout, **ends)[1]
+    by_head = [
+        torch.einsum("qnd,knd->nqk", *each).amax(-1)
+        for each in zip(query.double().split([4, 5]), key.double().split([4, 5]), strict=True)
+    ]
+    expected = torch.cat([(each.t() if layout else each).flatten() for each in by_head]).view(9, _HEADS, 1)
+    torch.testing.assert_close(maxima.cpu().double(), expected.expand(9, _HEADS, 8), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["", "TND"])
+def test_packed_sequences_are_put_together_from_parts(layout):
+    query, key, value = (torch.randn(9, _HEADS, _SIZE).half().npu() for _ in range(3))
+
+    def attended(keys, ends):
+        return torch_npu.npu_fusion_attention(
+            query, key[keys], value[keys], _HEADS, "TND",
+            scale=0.25, actual_seq_qlen=[4, 9], actual_seq_kvlen=ends, softmax_layout=layout,
+        )[:3]  # fmt: skip
+
+    actual = torch_npu.npu_ring_attention_update(
+        *attended([0, 1, 4, 5], [2, 4]),
+        *attended([2, 3, 6, 7, 8], [2, 5]),
+        actual_seq_qlen=torch.tensor([0, 4, 9]).npu(),
+        input_layout="TND",
+        input_softmax_layout=layout,
+    )
+    for mine, wanted in zip(actual, attended(slice(None), [4, 9]), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_the_layout_of_the_statistics_does_not_change_results():
     tensors = [torch.randn(9, _HEADS, _SIZE).half().npu().requires_grad_() for _ in range(3)]
     options = {"scale": 0.25, "actual_seq_qlen": [4, 9], "actual_seq_kvlen": [4, 9]}
     default, packed = (
