@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "host_npu_formulas/attention.h"
 
@@ -16,8 +17,8 @@ namespace {
 // What all have in common, for what comes between the mask and the result.
 TensorRules inference_rules(const TensorRules& between = {}, const TensorRules& after = {}) {
     TensorRules rules{{"query", kHalves, "* * * | * * * *"},
-                      {"key", as("query"), "* * * | * * * *"},
-                      {"value", as("query"), "* * * | * * * *"},
+                      {"key", as("query"), "* * * | * * * * | * * * * 16"},
+                      {"value", as("query"), "* * * | * * * * | * * * * 16"},
                       {"pseShiftOptional", kHalves},
                       {"attenMaskOptional", {ACL_BOOL, ACL_INT8, ACL_UINT8}}};
     rules.insert(rules.end(), between.begin(), between.end());
@@ -28,7 +29,10 @@ TensorRules inference_rules(const TensorRules& between = {}, const TensorRules& 
 const TensorRules kTable{{"blockTableOptional", {ACL_INT32}, "* *"}};
 const TensorRules kTableAndRope{{"blockTableOptional", {ACL_INT32}, "* *"},
                                 {"queryRopeOptional", as("query"), "* * 64 | * * * 64 | * * *"},
-                                {"keyRopeOptional", as("key"), "* * 64 | * * * 64 | * * *"}};
+                                {"keyRopeOptional", as("key"), "* * 64 | * * * 64 | * * * | * * 4 * 16"}};
+
+const TensorRules kTableRopeAndSink{
+    kTableAndRope[0], kTableAndRope[1], kTableAndRope[2], {"learnableSinkOptional", as("query"), "*"}};
 
 // The size of the part of a head that has its own tensor.
 constexpr std::int64_t kRope = 64;
@@ -39,6 +43,8 @@ struct Inference : Setting {
     std::vector<Tensor> key_list, value_list;
     OptionalTensor query_rope, key_rope, pse;
     OptionalIntegerTensor mask, table;
+    // "BNSD_NBSD" is the layout BNSD with results in NBSD.
+    std::string layout_of_out;
     Ints queries, keys;
     std::int64_t heads_of_keys;
     std::int64_t block_size;
@@ -48,7 +54,6 @@ struct Inference : Setting {
     Without<"quantization"> scale_of_quantization;
     Without<"padding sizes"> padding;
     Without<"a shared prefix"> shared;
-    Without<"a learnable sink"> learnable_sink;
     std::int64_t unread;
     Ints unread_ints;
 
@@ -59,21 +64,16 @@ struct Inference : Setting {
 };
 
 void require_inference(const Inference& call) {
-    const auto& layout = call.layout;
-    TORCH_CHECK(layout == "BSH" || layout == "BSND" || layout == "BNSD" || layout == "NSD" || layout == "BNSD_BSND" ||
-                    layout == "TND",
-                "the host NPU has the layouts BSH, BSND, BNSD, BNSD_BSND, NSD and TND only, not ", layout);
     TORCH_CHECK(call.mode >= 0 && call.mode <= 4, "the host NPU has the sparse modes 0 to 4 only, not ", call.mode);
     TORCH_CHECK(call.mode == 0 || call.mask, "the sparse mode ", call.mode, " needs a mask, attenMask");
     TORCH_CHECK(call.query_rope.has_value() == call.key_rope.has_value(),
                 "queryRope and keyRope must be given together");
+    TORCH_CHECK(!call.sink || (call.sink->size(0) == call.heads && !call.with_lse),
+                "the host NPU takes a learnable sink of ", call.heads, " heads, without softmaxLse");
     TORCH_CHECK(!call.packed() || (!call.queries.empty() && !call.keys.empty() && !call.pse),
                 "the layout TND needs the lengths of queries and keys, and supports no pse");
     TORCH_CHECK(!call.table || !call.keys.empty(), "a block table needs the lengths of the keys");
 }
-
-// The dimensions of queries and of what is not in blocks.
-std::string dimensions(const Setting& at) { return at.layout.substr(0, at.layout.find('_')); }
 
 // Packed tokens are not one.
 bool is_one_query(const Inference& call) {
@@ -91,7 +91,7 @@ void require_heads(const Inference& call) {
                                                    : x.size(static_cast<std::int64_t>(dimension)) == heads,
                     argument, " is ", heads, ", and ", name, " of shape ", x.sizes(), " does not have as many heads");
     };
-    const auto of_queries = dimensions(call).find('N');
+    const auto of_queries = call.layout.find('N');
     const auto in_blocks = call.key.dim() == 4 ? 1 : std::string::npos;
     require("query", call.query, "numHeads", call.heads, of_queries);
     require("key", call.key, "numKeyValueHeads", of_keys, call.table ? in_blocks : of_queries);
@@ -105,7 +105,7 @@ void require_block_size(const Inference& call) {
 
 // Keys and values have the same shape, but for heads of 192 and 128 elements in the layout TND.
 void require_tensors(const Inference& call) {
-    const auto layout = dimensions(call);
+    const auto& layout = call.layout;
     // Those of blocks: their number, and the tokens of one.
     const std::string blocks = call.key.dim() == 4 ? "PNLD" : "PLH";
     const auto of_keys = call.table ? blocks : layout;
@@ -150,7 +150,7 @@ void require_sequences(const Inference& call) {
                     " numbers and actualSeqLengthsKv ", call.keys.size(), "; CANN takes the same number of sequences");
         return;
     }
-    const auto tokens = static_cast<std::int64_t>(dimensions(call).find('S'));
+    const auto tokens = static_cast<std::int64_t>(call.layout.find('S'));
     if (!call.packed()) require_lengths("actualSeqLengths", call.queries, call.batches(), call.query.size(tokens));
     const auto of_keys = call.table ? call.table->size(1) * call.key.size(-2) : call.key.size(tokens);
     require_lengths("actualSeqLengthsKv", call.keys, call.batches(), of_keys);
@@ -182,8 +182,7 @@ Tensor sequence(const Tensor& x, const Ints& ends, std::int64_t number) {
 Tensor of_batch(const Tensor& x, const Ints& lengths, std::int64_t batch, std::int64_t heads, const Setting& at) {
     if (at.packed()) return sequence(x, lengths, batch);
     const auto as_batch = at.layout == "NSD" ? x.unsqueeze(0) : x;
-    const auto layout = at.layout == "BSH" || at.layout == "BSND" ? at.layout : "BNSD";
-    const auto found = by_head(as_batch.narrow(0, batch, 1), layout, heads);
+    const auto found = by_head(as_batch.narrow(0, batch, 1), at.layout == "NSD" ? "BNSD" : at.layout, heads);
     return found.slice(2, 0, length(lengths, batch, found.size(2)));
 }
 
@@ -260,8 +259,47 @@ Inference without_band(Inference call) {
     return call;
 }
 
+// The layouts of queries and keys that are not in blocks, and of results.
+void split_layout(Inference& call) {
+    static const std::set<std::string> known{"BSH",       "BSND",      "BNSD",     "NSD",       "TND",
+                                             "NTD",       "BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "BSH_NBSD",
+                                             "BSND_NBSD", "BNSD_NBSD", "TND_NTD",  "NTD_TND"};
+    TORCH_CHECK(known.contains(call.layout), "the host NPU does not have the layout ", call.layout);
+    const auto end = call.layout.find('_');
+    call.layout_of_out = end == std::string::npos ? call.layout : call.layout.substr(end + 1);
+    call.layout = call.layout.substr(0, end);
+    if (call.layout != "NTD") return;
+    TORCH_CHECK(!call.table, "the layout NTD takes no block table");
+    call.layout = "TND";
+    for (auto* const x : {&call.query, &call.key, &call.value}) *x = x->transpose(0, 1);
+    for (auto* const x : {&call.query_rope, &call.key_rope}) {
+        if (*x) x->emplace((*x)->transpose(0, 1));
+    }
+}
+
+// Blocks whose columns are in tiles of 16, [blocks, heads, tiles, tokens, 16], as [blocks, heads, tokens, size].
+void join_tiles(Inference& call) {
+    const auto join = [&](const Tensor& x) {
+        TORCH_CHECK(x.dim() < 5 || call.table, "keys and values of 5 dimensions need a block table");
+        return x.dim() < 5 ? x : x.transpose(2, 3).flatten(3);
+    };
+    for (auto* const x : {&call.key, &call.value}) *x = join(*x);
+    if (call.key_rope) call.key_rope.emplace(join(*call.key_rope));
+}
+
+// [batches, heads, sequence, size], or [tokens, heads, size], in the layout of the results.
+Tensor in_layout_of_out(const Tensor& x, const Inference& call) {
+    const auto& layout = call.layout_of_out;
+    if (layout == "NSD") return x.squeeze(0);
+    if (layout == "NBSD" || layout == "NTD") return x.transpose(0, 1);
+    return call.packed() ? x : in_layout(x, layout);
+}
+
 void infer(const Inference& given) {
-    auto call = without_band(given);
+    auto whole = given;
+    split_layout(whole);
+    join_tiles(whole);
+    auto call = without_band(whole);
     call.pse_type = 0;
     if (call.heads_of_keys == 0) call.heads_of_keys = call.heads;
     // Without it, programs give a tensor of any dtype.
@@ -281,14 +319,8 @@ void infer(const Inference& given) {
         results.push_back(each.result);
         if (call.with_lse) logs.push_back(log_of_sum(each));
     }
-    const auto& layout = call.layout;
-    const auto rows = call.query.size(layout == "BSH" || layout == "BSND" ? 1 : -2);
-    const auto result = together(results, rows, call);
-    if (layout == "NSD") {
-        call.out = result.squeeze(0);
-    } else {
-        call.out = call.packed() ? result : in_layout(result, layout == "BNSD_BSND" ? "BSND" : layout);
-    }
+    const auto rows = call.query.size(call.layout == "BSH" || call.layout == "BSND" ? 1 : -2);
+    call.out = in_layout_of_out(together(results, rows, call), call);
     if (call.with_lse && call.lse) *call.lse = together(logs, rows, call);
 }
 
@@ -343,9 +375,9 @@ const Formula<"aclnnFusedInferAttentionScoreV3",
                         &Inference::unread, &Inference::out, &Inference::lse>>
     attention_of_inference{inference_rules(kTableAndRope, {{"softmaxLse"}})};
 const Formula<"aclnnFusedInferAttentionScoreV4",
-              collected<infer_of_lists, kFused, kTwoScales, &Inference::learnable_sink, kFusedSettings,
-                        &Inference::unread, &Inference::unread, &Inference::unread, &Inference::out, &Inference::lse>>
-    attention_of_inference_v4{inference_rules(kTableAndRope, {{"softmaxLse"}})};
+              collected<infer_of_lists, kFused, kTwoScales, &Inference::sink, kFusedSettings, &Inference::unread,
+                        &Inference::unread, &Inference::unread, &Inference::out, &Inference::lse>>
+    attention_of_inference_v4{inference_rules(kTableRopeAndSink, {{"softmaxLse"}})};
 
 }  // namespace
 }  // namespace host_npu

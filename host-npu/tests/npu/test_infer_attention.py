@@ -79,6 +79,32 @@ def test_a_result_may_have_another_layout(operator):
     assert_near(result, _attention(*[each.double() for each in inputs])[0].transpose(1, 2))
 
 
+@_FUSED
+@pytest.mark.parametrize("layout", ["BSH_NBSD", "BSND_NBSD", "BNSD_NBSD", "BSH_BNSD", "BSND_BNSD"])
+def test_results_may_begin_with_the_heads(operator, layout):
+    inputs = _inputs(4)
+    tensors = [_LAYOUTS[layout[:-5]](each).contiguous() for each in inputs]
+    result, lse = operator(*tensors, input_layout=layout)
+    expected, statistic = _attention(*[each.double() for each in inputs])
+    assert_near(result, expected.transpose(0, 1) if layout.endswith("NBSD") else expected)
+    assert_near(lse, statistic)
+
+
+@_FUSED
+@pytest.mark.parametrize("layout", ["TND_NTD", "NTD_TND", "NTD"])
+def test_packed_results_may_have_another_layout(operator, layout):
+    inputs = [torch.randn(6, heads, 64).half() for heads in (_HEADS, 2, 2)]
+    ropes = [torch.randn(6, heads, 64).half() for heads in (_HEADS, 2)]
+    given = [each.transpose(0, 1).contiguous() if layout.startswith("NTD") else each for each in (*inputs, *ropes)]
+    ends = {"actual_seq_lengths": [2, 6], "actual_seq_lengths_kv": [2, 6], "num_key_value_heads": 2}
+    options = {"query_rope": given[3], "key_rope": given[4], "input_layout": layout}
+    result, _ = operator(*given[:3], **options, **ends)
+    query, key = (torch.cat(pair, -1) for pair in zip(inputs, ropes, strict=False))
+    parts = zip(*[each.double().transpose(0, 1).split([2, 4], 1) for each in (query, key, inputs[2])], strict=True)
+    expected = torch.cat([_attention(*part)[0] for part in parts], 1)
+    assert_near(result, expected if layout.endswith("NTD") else expected.transpose(0, 1))
+
+
 @_OF_MANY
 def test_one_batch_needs_no_dimension(operator):
     inputs = [each[0] for each in _inputs(4)]
@@ -181,24 +207,30 @@ def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:
     filled = torch.nn.functional.pad(x, (0, 0, 0, -x.size(2) % 4)).unflatten(2, (-1, 4))
     for batch, numbers in enumerate(table):
         blocks[numbers] = filled[batch].transpose(0, 1)
+    if form == "tiles of columns":
+        return blocks.unflatten(-1, (-1, 16)).transpose(2, 3)
     return blocks if form == "heads first" else blocks.transpose(1, 2).flatten(2)
 
 
 @_FUSED
-@pytest.mark.parametrize("form", ["heads first", "heads joined"])
+@pytest.mark.parametrize("form", ["heads first", "heads joined", "tiles of columns"])
 @pytest.mark.parametrize("queries", [1, 4])
 def test_a_block_table_says_where_keys_are(operator, form, queries):
     inputs, table = _inputs(2, queries=queries), torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
+    ropes = [torch.randn(*each.shape[:3], 64).half() for each in inputs[:2]]
     result, _ = operator(
         inputs[0],
         *[_blocks(each, table, form) for each in inputs[1:]],
+        query_rope=ropes[0],
+        key_rope=_blocks(ropes[1], table, form),
         num_key_value_heads=2,
         block_table=table,
         block_size=4,
         actual_seq_lengths_kv=[9, 6],
     )
     for batch, length in enumerate((9, 6)):
-        query, key, value = (each[batch].double() for each in inputs)
+        query, key = (torch.cat(pair, -1)[batch].double() for pair in zip(inputs, ropes, strict=False))
+        value = inputs[2][batch].double()
         assert_near(result[batch], _attention(query, key[:, :length], value[:, :length])[0])
 
 
@@ -232,6 +264,22 @@ def test_rope_adds_a_product_of_its_own(operator):
     result, _ = operator(*inputs, num_key_value_heads=2, query_rope=ropes[0], key_rope=ropes[1])
     query, key = (torch.cat(pair, -1).double() for pair in zip(inputs, ropes, strict=False))
     assert_near(result, _attention(query, key, inputs[2].double())[0])
+
+
+def test_a_learnable_sink_takes_a_part_of_the_softmax():
+    inputs, sink = _inputs(4), torch.randn(_HEADS).half()
+    result = torch_npu.npu_fused_infer_attention_score_v2(
+        *[each.npu() for each in inputs],
+        num_query_heads=_HEADS,
+        softmax_scale=_SCALE,
+        input_layout="BNSD",
+        learnable_sink=sink.npu(),
+    )[0]
+    query, key, value = (each.double() for each in inputs)
+    scores = torch.cat([query @ key.mT * _SCALE, sink.double().view(-1, 1, 1).expand(2, -1, _QUERIES, 1)], -1)
+    assert_near(result, scores.softmax(-1)[..., :-1] @ value)
+    with pytest.raises(RuntimeError, match="a learnable sink of 4 heads, without softmaxLse"):
+        _fused_v2(*inputs, learnable_sink=sink)
 
 
 @pytest.mark.parametrize("layout", _LAYOUTS)
@@ -284,13 +332,12 @@ def test_the_sparse_mode_of_one_query_has_no_effect_without_a_mask(operator):
     ("options", "sentence"),
     [
         ({"sparse_mode": 2}, "the sparse mode 2 needs a mask, attenMask"),
-        ({"input_layout": "BNSD_NBSD"}, "layouts"),
         ({"num_key_value_heads": 3}, "numKeyValueHeads is 3, which does not divide numHeads, 4"),
         ({"num_key_value_heads": 2}, "numKeyValueHeads is 2, and key of shape .* does not have as many heads"),
         ({"actual_seq_lengths_kv": [9, 12]}, r"actualSeqLengthsKv is \[9, 12\]; CANN takes 0 to 9 tokens"),
         ({"block_table": torch.zeros(2, 3, dtype=torch.int32)}, "needs the lengths of the keys"),
     ],
-    ids=["no mask", "a layout", "heads", "heads of keys", "lengths", "a block table without lengths"],
+    ids=["no mask", "heads", "heads of keys", "lengths", "a block table without lengths"],
 )
 def test_what_is_not_computed_is_refused_at_the_call(operator, options, sentence):
     with pytest.raises(RuntimeError, match=sentence):
