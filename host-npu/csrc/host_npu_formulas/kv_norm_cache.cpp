@@ -5,6 +5,8 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/where.h>
 
+#include <set>
+
 #include "host_npu_formulas/norms.h"
 #include "host_npu_formulas/quantization.h"
 #include "host_npu_formulas/rotary.h"
@@ -37,6 +39,27 @@ void write_cache(const Tensor& rows, const IntegerTensor& index, const std::stri
     }
 }
 
+// Rows [tokens, size] go to their slots of a cache [blocks, places, 1, size], in which a block may have columns of 32
+// bytes.
+void write_blocks(const Tensor& rows, const IntegerTensor& index, const std::string& mode, const Out& cache) {
+    const auto& memory = cache.in_place();
+    const auto width = mode.ends_with("NZ") ? 32 / static_cast<std::int64_t>(memory.element_size()) : rows.size(1);
+    const auto columns = memory.view({memory.size(0), -1, memory.size(1), width}).transpose(1, 2);
+    write_cache(rows.reshape({1, rows.size(0), -1, width}).transpose(1, 2), index, "PA", Out(columns));
+}
+
+// The slots of rows [batch, 1, sequence, size] of which `index` has that of the first row of each block.
+IntegerTensor slots_in_blocks(const IntegerTensor& index, const Tensor& rows, std::int64_t places) {
+    const auto sequence = rows.size(2), blocks = (sequence + places - 1) / places;
+    TORCH_CHECK(index.numel() == rows.size(0) * blocks, "index has ", index.numel(), " elements for ", rows.size(0),
+                " sequences of ", blocks, " blocks");
+    const auto first = index.to(at::kLong).reshape({rows.size(0), blocks, 1});
+    const auto place = at::arange(places, first.options());
+    // A block begins where its slot is.
+    const auto slots = at::where(first.lt(0), first, first.div(places, "floor") * places + place);
+    return IntegerTensor(slots.flatten(1).slice(1, 0, sequence));
+}
+
 struct KvNorm {
     Tensor kv, gamma, cos, sin;
     IntegerTensor index;
@@ -52,9 +75,17 @@ struct KvNorm {
     OptionalOut key_out, value_out;
 };
 
+void write_rows(const Tensor& rows, const KvNorm& in, const Out& cache) {
+    auto index = in.index;
+    if (in.mode.starts_with("PA_BLK")) index = slots_in_blocks(index, rows, cache.sizes().at(1));
+    if (!in.mode.ends_with("NZ")) return write_cache(rows, index, in.mode, cache);
+    TORCH_CHECK(rows.size(1) == 1, "kv has ", rows.size(1), " heads; CANN takes 1");
+    write_blocks(rows.flatten(0, 2), index, in.mode, cache);
+}
+
 void kv_norm(const KvNorm& in) {
-    TORCH_CHECK(in.mode == "Norm" || in.mode == "PA" || in.mode == "PA_BNSD",
-                "the host NPU has the cache modes Norm, PA and PA_BNSD only, not ", in.mode);
+    static const std::set<std::string> modes{"Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"};
+    TORCH_CHECK(modes.contains(in.mode), "the host NPU does not have the cache mode ", in.mode);
     TORCH_CHECK(in.kv.dim() == 4 && in.gamma.dim() == 1 && in.gamma.size(0) < in.kv.size(-1), "kv of shape ",
                 in.kv.sizes(), " does not fit gamma of shape ", in.gamma.sizes());
     require_shapes({{"cos", in.cos.sizes(), "...cos"}, {"sin", in.sin.sizes(), "...cos"}});
@@ -62,8 +93,8 @@ void kv_norm(const KvNorm& in) {
     const auto parts = in.kv.split_with_sizes({size, in.kv.size(-1) - size}, -1);
     const auto value = rms_normal(parts[0], in.gamma, in.epsilon).result;
     const auto key = rotated_sorted(parts[1], in.cos, in.sin);
-    write_cache(key, in.index, in.mode, in.key_cache);
-    write_cache(value, in.index, in.mode, in.value_cache);
+    write_rows(key, in, in.key_cache);
+    write_rows(value, in, in.value_cache);
     if (!in.with_rows) return;
     *in.key_out = key;
     *in.value_out = value;
@@ -134,14 +165,6 @@ Tensor projected(const Tensor& x, const AnyTensor& weight, const OptionalTensor&
 }
 
 Tensor as_bfloat16(const Tensor& x) { return widened(x.to(at::kBFloat16)); }
-
-// Rows go to their slots of a cache [blocks, places, 1, size], in which a block may have columns of 32 bytes.
-void write_blocks(const Tensor& rows, const IntegerTensor& index, const std::string& mode, const Out& cache) {
-    const auto& memory = cache.in_place();
-    const auto width = mode == "PA_NZ" ? 32 / static_cast<std::int64_t>(memory.element_size()) : rows.size(1);
-    const auto columns = memory.view({memory.size(0), -1, memory.size(1), width}).transpose(1, 2);
-    write_cache(rows.reshape({1, rows.size(0), -1, width}).transpose(1, 2), index, "PA", Out(columns));
-}
 
 void prolog(const Prolog& in) {
     require_prolog(in);

@@ -61,12 +61,42 @@ def test_rows_go_to_their_places_of_the_sequences():
         assert_near(given, rows, units=2)
 
 
+def _in_tiles(cache):
+    """Return [blocks, places, 1, size], of which each block has tiles of 16 columns, as [slots, size]."""
+    tiles = cache.cpu().view(cache.size(0), -1, cache.size(1), 16)
+    return tiles.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+@pytest.mark.parametrize("mode", ["PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"])
+def test_rows_go_to_blocks_and_tiles(mode):
+    inputs = _inputs(torch.float16, length=10)
+    keys, values = torch.zeros(8, 8, 1, _KEYS).half().npu(), torch.zeros(8, 8, 1, _VALUES).half().npu()
+    slots = torch.randperm(64)[:30].view(_BATCH, 10)
+    # The blocks of 8 and of 2 rows of each sequence.
+    blocks = torch.tensor([40, 0, 16, -1, 24, 56])
+    if "BLK" in mode:
+        first = blocks.view(_BATCH, 2, 1)
+        slots = torch.where(first < 0, -1, first + torch.arange(8)).flatten(1)[:, :10]
+    torch_npu.npu_kv_rmsnorm_rope_cache(
+        *[each.npu() for each in inputs],
+        (blocks if "BLK" in mode else slots.flatten()).npu(),
+        keys,
+        values,
+        epsilon=_EPSILON,
+        cache_mode=mode,
+    )
+    for cache, rows in zip((keys, values), _rows(*inputs), strict=True):
+        expected = torch.zeros(64, rows.size(-1), dtype=torch.float64)
+        expected[slots[slots >= 0]] = rows[:, 0][slots >= 0]
+        assert_near(_in_tiles(cache) if mode.endswith("NZ") else cache.flatten(0, 2), expected, units=2)
+
+
 def test_other_cache_modes_are_refused_at_the_call():
     inputs = _inputs(torch.float16)
     caches = torch.zeros(4, 8, 1, _KEYS).half().npu(), torch.zeros(4, 8, 1, _VALUES).half().npu()
-    with pytest.raises(RuntimeError, match="cache modes Norm, PA and PA_BNSD only, not PA_NZ"):
+    with pytest.raises(RuntimeError, match="does not have the cache mode PA_ND"):
         torch_npu.npu_kv_rmsnorm_rope_cache(
-            *[each.npu() for each in inputs], torch.zeros(3).long().npu(), *caches, cache_mode="PA_NZ"
+            *[each.npu() for each in inputs], torch.zeros(3).long().npu(), *caches, cache_mode="PA_ND"
         )
 
 
