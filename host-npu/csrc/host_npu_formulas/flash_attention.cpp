@@ -1,4 +1,9 @@
 // FlashAttentionScore, with its versions, and its gradient.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
+
 #include "host_npu_formulas/attention.h"
 #include "host_npu_formulas/dropout.h"
 
@@ -38,13 +43,29 @@ TensorRules backward_rules(const TensorRules& sink = {}, const TensorRules& dsin
     return rules;
 }
 
+// With a part of the heads that has tensors of its own, behind queries and keys.
+TensorRules with_rope(TensorRules rules) {
+    rules.insert(rules.begin() + 2, {"keyRope", as("query"), "* * *"});
+    rules.insert(rules.begin() + 1, {"queryRope", as("query"), "* * *"});
+    return rules;
+}
+
+// The last gradients are those of queries, keys, values and pse.
+TensorRules with_rope_grads(TensorRules rules) {
+    rules.insert(rules.end() - 2, {"dkRopeOut", kFloats});
+    rules.insert(rules.end() - 4, {"dqRopeOut", kFloats});
+    return with_rope(std::move(rules));
+}
+
 // The arguments of all versions: those that are not read say how exactly CANN computes, or what it knows without.
 struct Attention : Setting {
     Tensor query, key, value;
     OptionalTensor pse, padding_mask, reserved_sink;
     OptionalIntegerTensor mask;
-    Without<"queryRopeOptional"> query_rope;
-    Without<"keyRopeOptional"> key_rope;
+    // The part of the heads that has tensors of its own.
+    OptionalTensor query_rope, key_rope;
+    Without<"queryRopeOptional"> no_query_rope;
+    Without<"keyRopeOptional"> no_key_rope;
     Without<"dScaleQOptional"> query_scale;
     Without<"dScaleKOptional"> key_scale;
     Without<"dScaleVOptional"> value_scale;
@@ -65,8 +86,9 @@ struct ScoreGrad : Attention {
     Without<"dScaleDyOptional"> dy_scale;
     Without<"dScaleOOptional"> result_scale;
     Out dq, dk, dv;
-    Without<"dqRopeOut"> dquery_rope;
-    Without<"dkRopeOut"> dkey_rope;
+    OptionalOut dquery_rope, dkey_rope;
+    Without<"dqRopeOut"> no_dquery_rope;
+    Without<"dkRopeOut"> no_dkey_rope;
     OptionalOut dpse, dsink, reserved_dsink;
 };
 
@@ -88,6 +110,36 @@ void score_grad(const ScoreGrad& call) {
     require_simulated(call);
     attend_backward(call.query, call.key, call.value, call.dy, call.result, call.pse, call.mask, call.max, call.sum,
                     call, call.dq, call.dk, call.dv, call.dpse, call.dsink);
+}
+
+Attention with_whole_heads(Attention call) {
+    require_shapes({{"query", call.query.sizes(), "T1 N1 D"},
+                    {"queryRope", call.query_rope->sizes(), "T1 N1 R"},
+                    {"key", call.key.sizes(), "T2 N2 D"},
+                    {"keyRope", call.key_rope->sizes(), "T2 N2 R"}});
+    call.query = at::cat({call.query, *call.query_rope}, -1);
+    call.key = at::cat({call.key, *call.key_rope}, -1);
+    return call;
+}
+
+void score_with_rope(const Score& given) {
+    auto call = given;
+    static_cast<Attention&>(call) = with_whole_heads(given);
+    score(call);
+}
+
+void score_grad_with_rope(const ScoreGrad& given) {
+    auto call = given;
+    static_cast<Attention&>(call) = with_whole_heads(given);
+    const auto dquery = at::empty_like(call.query), dkey = at::empty_like(call.key);
+    call.dq = Out(dquery);
+    call.dk = Out(dkey);
+    score_grad(call);
+    const auto size = given.query.size(-1);
+    given.dq = dquery.slice(-1, 0, size);
+    given.dk = dkey.slice(-1, 0, size);
+    *given.dquery_rope = dquery.slice(-1, size);
+    *given.dkey_rope = dkey.slice(-1, size);
 }
 
 // The number of weights of all heads, of batches or of sequences.
@@ -130,14 +182,13 @@ void score_grad_v4(const ScoreGrad& given) {
     score_grad(call);
 }
 
-constexpr Members<&Score::query, &Score::key, &Score::value, &Score::pse, &Score::drop_mask, &Score::padding_mask,
-                  &Score::mask>
-    kScoreInputs;
+constexpr Members<&Score::pse, &Score::drop_mask, &Score::padding_mask, &Score::mask> kScoreFurther;
+constexpr auto kScoreInputs = Members<&Score::query, &Score::key, &Score::value>{} + kScoreFurther;
 constexpr Members<&Score::max, &Score::sum, &Score::softmax, &Score::result> kScoreResults;
-constexpr Members<&ScoreGrad::query, &ScoreGrad::key, &ScoreGrad::value, &ScoreGrad::dy, &ScoreGrad::pse,
-                  &ScoreGrad::drop_mask, &ScoreGrad::padding_mask, &ScoreGrad::mask, &ScoreGrad::max, &ScoreGrad::sum,
-                  &ScoreGrad::softmax, &ScoreGrad::result>
-    kScoreGradInputs;
+constexpr Members<&ScoreGrad::dy, &ScoreGrad::pse, &ScoreGrad::drop_mask, &ScoreGrad::padding_mask, &ScoreGrad::mask,
+                  &ScoreGrad::max, &ScoreGrad::sum, &ScoreGrad::softmax, &ScoreGrad::result>
+    kScoreGradFurther;
+constexpr auto kScoreGradInputs = Members<&ScoreGrad::query, &ScoreGrad::key, &ScoreGrad::value>{} + kScoreGradFurther;
 constexpr Members<&ScoreGrad::dq, &ScoreGrad::dk, &ScoreGrad::dv, &ScoreGrad::dpse> kScoreGrads;
 constexpr Members<&Attention::prefix, &Attention::unread_ints, &Attention::unread_ints> kStarts;
 constexpr Members<&Attention::unread_ints, &Attention::ends_of_queries, &Attention::ends_of_keys> kEnds;
@@ -148,7 +199,7 @@ constexpr Members<&Attention::scale, &Attention::keep_prob, &Attention::before, 
                   &Attention::layout>
     kScoreWindow;
 constexpr Members<&Attention::unread, &Attention::mode> kScoreMode;
-constexpr Members<&Attention::query_rope, &Attention::key_rope, &Attention::query_scale, &Attention::key_scale,
+constexpr Members<&Attention::no_query_rope, &Attention::no_key_rope, &Attention::query_scale, &Attention::key_scale,
                   &Attention::value_scale>
     kQuantized;
 
@@ -169,6 +220,14 @@ const Formula<"aclnnFlashAttentionScoreV4",
 const Formula<"aclnnFlashAttentionVarLenScore",
               collected<score, kScoreInputs, kEnds, kScoreWindow, kScoreMode, kScoreResults>>
     score_of_sequences{forward_rules()};
+const Formula<"aclnnFlashAttentionVarLenScoreV2", collected<score, kScoreInputs, kStartsAndEnds, kScoreWindow,
+                                                            kScoreMode, &Attention::pse_type, kScoreResults>>
+    score_of_sequences_v2{forward_rules()};
+const Formula<
+    "aclnnFlashAttentionVarLenScoreV3",
+    collected<score_with_rope, &Score::query, &Score::query_rope, &Score::key, &Score::key_rope, &Score::value,
+              kScoreFurther, kStartsAndEnds, kScoreWindow, kScoreMode, &Attention::pse_type, kScoreResults>>
+    score_of_sequences_with_rope{with_rope(forward_rules())};
 const Formula<"aclnnFlashAttentionVarLenScoreV4", collected<score, kScoreInputs, kEnds, kScoreWindow, kScoreMode,
                                                             &Attention::softmax_layout, kScoreResults>>
     score_of_sequences_v4{forward_rules()};
@@ -187,12 +246,22 @@ const Formula<"aclnnFlashAttentionScoreGradV4",
               collected<score_grad_v4, kScoreGradInputs, &Attention::reserved_sink, kQuantized, &ScoreGrad::dy_scale,
                         &ScoreGrad::result_scale, kStartsAndEnds, kScoreWindow, &Attention::unread_text, kScoreMode,
                         &Attention::pse_type, &Attention::seed, &Attention::offset, &Attention::unread, &ScoreGrad::dq,
-                        &ScoreGrad::dk, &ScoreGrad::dv, &ScoreGrad::dquery_rope, &ScoreGrad::dkey_rope,
+                        &ScoreGrad::dk, &ScoreGrad::dv, &ScoreGrad::no_dquery_rope, &ScoreGrad::no_dkey_rope,
                         &ScoreGrad::dpse, &ScoreGrad::reserved_dsink>>
     grad_of_both{backward_rules({{"sinkInOptional", kFloats}}, {{"dsinkOut", kFloats}})};
 const Formula<"aclnnFlashAttentionUnpaddingScoreGrad",
               collected<score_grad, kScoreGradInputs, kEnds, kScoreWindow, kScoreMode, kScoreGrads>>
     grad_of_sequences{backward_rules()};
+const Formula<"aclnnFlashAttentionUnpaddingScoreGradV2",
+              collected<score_grad, kScoreGradInputs, kStartsAndEnds, kScoreWindow, kScoreMode, &Attention::pse_type,
+                        kScoreGrads>>
+    grad_of_sequences_v2{backward_rules()};
+const Formula<"aclnnFlashAttentionUnpaddingScoreGradV3",
+              collected<score_grad_with_rope, &ScoreGrad::query, &ScoreGrad::query_rope, &ScoreGrad::key,
+                        &ScoreGrad::key_rope, &ScoreGrad::value, kScoreGradFurther, kStartsAndEnds, kScoreWindow,
+                        kScoreMode, &Attention::pse_type, &ScoreGrad::dq, &ScoreGrad::dquery_rope, &ScoreGrad::dk,
+                        &ScoreGrad::dkey_rope, &ScoreGrad::dv, &ScoreGrad::dpse>>
+    grad_of_sequences_with_rope{with_rope_grads(backward_rules())};
 const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", collected<score_grad, kScoreGradInputs, kEnds, kScoreWindow,
                                                                    kScoreMode, kScoreGrads, &Attention::softmax_layout>>
     grad_of_sequences_v4{backward_rules()};

@@ -178,6 +178,25 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
         assert_near(actual.grad, wanted.grad, units=2)
 
 
+@pytest.mark.parametrize("has_rope", [False, True])
+def test_a_part_of_the_heads_may_have_tensors_of_its_own(has_rope):
+    inputs = [torch.randn(9, heads, size) for heads, size in ((_HEADS, 32), (2, 32), (2, 32), (_HEADS, 16), (2, 16))]
+    inputs = inputs if has_rope else inputs[:3]
+    on_npu = [each.npu().requires_grad_() for each in inputs]
+    reference = [each.double().requires_grad_() for each in inputs]
+    ropes = {"query_rope": on_npu[3], "key_rope": on_npu[4]} if has_rope else {}
+    ends = {"actual_seq_qlen": [4, 9], "actual_seq_kvlen": [4, 9]}
+    result = torch_npu.npu_fusion_attention_v2(*on_npu[:3], _HEADS, "TND", scale=_SCALE, **ends, **ropes)[0]
+    heads = [torch.cat(pair, -1) for pair in zip(reference, reference[3:], strict=False)] or reference[:2]
+    parts = zip(*[each.transpose(0, 1)[None].split([4, 5], 2) for each in (*heads, reference[2])], strict=True)
+    nothing = torch.tensor(False)
+    expected = torch.cat([_attention(*part, None, nothing)[0].transpose(0, 1) for part in parts])
+    assert_near(result, expected)
+    backward(result, expected)
+    for actual, wanted in zip(on_npu, reference, strict=True):
+        assert_near(actual.grad, wanted.grad, units=2)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
