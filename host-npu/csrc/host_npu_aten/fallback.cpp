@@ -4,12 +4,14 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <malloc.h>
 #include <torch/library.h>
 #include <torch/version.h>
+#include <torch_npu/csrc/aten/CustomFunctions.h>
 
 #include <algorithm>
 #include <memory>
@@ -110,6 +112,24 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     views.copy_results();
 }
 
+// aten::native_dropout_backward. The mask of npu::_npu_dropout has a bit for each element; a CPU's kernel would
+// multiply by its bytes, or broadcast them.
+void compute_gradient_of_dropout(const c10::OperatorHandle& op, Stack* stack) {
+    const auto arguments = torch::jit::last(*stack, 3);
+    if (arguments[1].toTensor().scalar_type() != at::kByte) {
+        compute_on_host(op, stack);
+        return;
+    }
+    const auto gradient = arguments[0].toTensor(), mask = arguments[1].toTensor();
+    const auto scale = arguments[2].toDouble();
+    torch::jit::drop(*stack, 3);
+    if (scale == 0 || scale == 1) {
+        torch::jit::push(*stack, scale == 0 ? at::zeros_like(gradient) : gradient);
+    } else {
+        torch::jit::push(*stack, at_npu::native::custom_ops::npu_dropout_backward(gradient, mask, 1 - 1 / scale));
+    }
+}
+
 struct IgnoreWarnings : c10::WarningHandler {
     void process(const c10::Warning&) override {}
 };
@@ -159,6 +179,7 @@ void register_kernels() {
     kernels.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
     kernels.impl("div_.Scalar", TORCH_FN(divide_by_number));
     kernels.impl("native_dropout", TORCH_FN(dropout));
+    kernels.impl("native_dropout_backward", torch::CppFunction::makeFromBoxedFunction<&compute_gradient_of_dropout>());
     kernels.impl("randperm", TORCH_FN(permutation));
     kernels.impl("randperm.out", TORCH_FN(permutation_out));
     register_refusals(kernels);

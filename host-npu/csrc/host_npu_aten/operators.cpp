@@ -14,12 +14,12 @@ namespace {
 
 using c10::DispatchKey;
 
-// They have kernels of their own, in kernels.cpp.
+// They have kernels of their own, in kernels.cpp or fallback.cpp.
 bool has_own_kernel(const c10::OperatorName& op) {
     const auto& overload = op.overload_name;
     return op.name == "aten::_efficientzerotensor" || op.name == "aten::one_hot" ||
            (op.name == "aten::div_" && overload == "Scalar") ||
-           (op.name == "aten::native_dropout" && overload.empty()) ||
+           ((op.name == "aten::native_dropout" || op.name == "aten::native_dropout_backward") && overload.empty()) ||
            (op.name == "aten::randperm" && (overload.empty() || overload == "out"));
 }
 

@@ -44,6 +44,19 @@ def test_forward_and_backward_of_dropout_use_one_mask(dtype):
     assert torch.allclose(on_npu.grad.cpu().double(), weight.double() * kept, rtol=torch.finfo(dtype).eps)
 
 
+def test_the_derivative_of_pytorch_takes_a_mask_of_bits_or_of_its_own():
+    # The mask has 16 bytes, which could be broadcast.
+    x, weight = torch.ones(8, 16, device="npu"), torch.randn(8, 16)
+    mask = torch_npu._npu_dropout(x, 0.25)[1]
+    derived = torch.ops.aten.native_dropout_backward
+    kept = _bits(mask, 128).view(8, 16).double()
+    assert torch.allclose(derived(weight.npu(), mask, 1 / 0.75).cpu().double(), weight.double() * kept / 0.75)
+    assert derived(weight.npu(), mask, 1.0).cpu().equal(weight)
+    assert not derived(weight.npu(), mask, 0.0).any()
+    result, own = torch.native_dropout(x, 0.5, True)
+    assert derived(x, own, 2.0).equal(result)
+
+
 def test_a_seed_repeats_dropout():
     x = torch.ones(1000, device="npu")
     torch.npu.manual_seed(3)
