@@ -59,9 +59,10 @@ class EmaOptimizer(Optimizer):
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
         restored bit for bit and in their dtype, even after an exception or an interrupt. In-place changes of the
         parameters inside the block are written to their EMA weights; what a conversion changes (``model.half()``) is
-        not. Parameters that were never updated have none: they keep their weights. With ``ema_buffers`` the buffers of
-        that module are swapped, too, and what the block does to them is undone; without it they are unchanged: if the
-        model has batch norm, update them (:func:`torch.optim.swa_utils.update_bn`).
+        not. Parameters that were never updated have none: they keep their weights, and frozen ones what the block
+        writes to them. With ``ema_buffers`` the buffers of that module are swapped, too, and what the block does to
+        them is undone; without it they are unchanged: if the model has batch norm, update them
+        (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
         modules are resharded on entry and exit, so that the next forward pass gathers the current values. All ranks
