@@ -4,12 +4,13 @@ import copy
 import warnings
 from contextlib import nullcontext
 
-from torch_aclnn_ops.integrations.transformers import patch_model
+from torch_aclnn_ops.integrations.transformers import EmaCallback, patch_model
 
 import peft
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from tests._language_models import CHUNK, FAMILIES, LOGITS, batch, make
 from tests._modes import Largest
@@ -154,6 +155,20 @@ def test_a_trainer_whose_metrics_lack_no_logits_is_not_warned(eval_logits, loss,
         warnings.filterwarnings("error", message="EmaCallback")
         found = trainer.evaluate()
     assert "prediction_loss_only" in options or found["eval_size"] == len(trainer.eval_dataset)
+
+
+def test_a_trainer_whose_metrics_are_of_generated_tokens_is_not_warned(tmp_path):
+    model = _patch(make())
+    trainer = Seq2SeqTrainer(
+        model,
+        Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, use_cpu=True, report_to=[]),
+        eval_dataset=make_trainer(tmp_path, model, average=False).eval_dataset,
+        compute_metrics=lambda given: {"size": len(given.predictions)},
+    )
+    trainer.add_callback(EmaCallback(trainer))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="EmaCallback")
+        assert trainer.evaluate(max_new_tokens=2)["eval_size"] == len(trainer.eval_dataset)
 
 
 def test_a_trainer_that_predicts_without_labels_is_not_warned_and_gets_logits(tmp_path):

@@ -132,7 +132,8 @@ def _warn_of_missing_logits(trainer: Any) -> None:
     patches = [vars(one)[PATCH] for one in trainer.model.modules() if PATCH in vars(one)]
     # The Trainer calls the model without labels if it computes the loss itself.
     has_labels = not trainer.args.label_smoothing_factor and getattr(trainer, "compute_loss_func", None) is None
-    needs_logits = trainer.compute_metrics is not None and not trainer.args.prediction_loss_only
+    is_generated = getattr(trainer.args, "predict_with_generate", False)
+    needs_logits = trainer.compute_metrics is not None and not (trainer.args.prediction_loss_only or is_generated)
     if needs_logits and has_labels and not all(one.record.eval_logits for one in patches):
         warnings.warn(
             "EmaCallback: compute_metrics gets no logits, because patch_model was called with eval_logits=False; call"
