@@ -263,8 +263,13 @@ class _Builder:
         return [pool.submit(self.object, source, flags) for source in sources]
 
     def names_of_functions(self, library: Library) -> Path:
-        """Write the names that the library's sources include, and return the folder of the file."""
-        lines = "".join(f"HOST_NPU_FUNCTION({name})\n" for name in functions_of_torch_npu(library.functions))
+        """Write the names that the library's sources include, and return the folder of the file.
+
+        They do not include those that they define.
+        """
+        sources = "".join((SOURCES / source).read_text() for source in library.sources)
+        names = (name for name in functions_of_torch_npu(library.functions) if f" {name}(" not in sources)
+        lines = "".join(f"HOST_NPU_FUNCTION({name})\n" for name in names)
         return _written(lines, self.objects / "names" / f"{library.name}_functions.inc").parent
 
     def link(self, library: Library, objects: list[Path]) -> Path:

@@ -39,6 +39,8 @@ ATB = {
     "_npu_quantize_per_tensor": "Elewise",
     "_npu_reshape_and_cache": "ReshapeAndCache",
     "_npu_rotary_embedding": "Rope",
+    "npu_paged_cache_load": "PagedCacheLoad",
+    "npu_ring_mla": "RingMLA",
 }
 
 # Others, which programs do not call: gradients and parts of other functions.

@@ -39,6 +39,7 @@ class SVector {
     const Member* begin() const { return heap_ ? heap_ : storage_.data(); }
     const Member* end() const { return begin() + size_; }
     std::size_t size() const { return size_; }
+    void push_back(const Member& member) { storage_.at(size_++) = member; }
 
   private:
     std::size_t capacity_ = 0;

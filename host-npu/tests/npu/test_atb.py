@@ -206,6 +206,72 @@ def test_several_queries_of_a_sequence_attend_to_what_came_before_them(dtype):
     assert_near(out, expected, units=2)
 
 
+def _latent(tokens: int, heads: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return the two parts of queries or keys, and values."""
+    return tuple(torch.randn(tokens, heads, size).to(dtype) for size in (32, 16, 32))
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_latent_attention_goes_on_with_further_keys(dtype):
+    rows, contexts, mask = (4, 3), (5, 0), torch.ones(512, 512).triu(1).to(dtype).npu()
+    query, own, before = _latent(7, 4, dtype), _latent(7, 2, dtype), _latent(5, 2, dtype)
+    options = {"head_num": 4, "kv_head_num": 2, "qk_scale": _SCALE, "kernel_type": "kernel_type_high_precision"}
+    queries = [each.npu() for each in query[:2]]
+    lengths = torch.tensor(rows, dtype=torch.int32)
+    result, log_sum = torch_npu.atb.npu_ring_mla(
+        *queries, *(each.npu() for each in own), mask, lengths,
+        **options, mask_type="mask_type_triu", calc_type="calc_type_first_ring",
+    )  # fmt: skip
+    q, k, earlier = (torch.cat(each[:2], -1).double() for each in (query, own, before))
+
+    def expected(*keys: tuple[Tensor, Tensor, tuple[int, ...]]) -> Tensor:
+        found, parts = [], [each.split(lengths) for *both, lengths in keys for each in both]
+        for part, *rest in zip(q.split(rows), *parts, strict=True):
+            k, v = torch.cat(rest[::2]), torch.cat(rest[1::2])
+            found.append(_attention(part, k, v, _causal(len(part), len(k))))
+        return torch.cat(found)
+
+    assert_near(result, expected((k, own[2].double(), rows)), units=2)
+    torch_npu.atb.npu_ring_mla(
+        *queries, *(each.npu() for each in before), mask, torch.tensor([rows, contexts], dtype=torch.int32),
+        pre_out=result, prev_lse=log_sum, **options, mask_type="no_mask", calc_type="calc_type_default",
+        output=result, softmax_lse=log_sum,
+    )  # fmt: skip
+    assert_near(result, expected((earlier, before[2].double(), contexts), (k, own[2].double(), rows)), units=4)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ([4, 2], {}, "seqlen is for 6 queries and 6 keys"),
+        ([[4, 3], [3, 4]], {"mask_type": "mask_type_triu"}, "mask_type_triu of as many queries as keys only"),
+        ([4, 3], {"calc_type": "calc_type_default"}, "calc_type_default needs pre_out and prev_lse"),
+    ],
+    ids=["lengths", "mask", "no result before"],
+)
+def test_latent_attention_that_does_not_fit_is_refused(lengths, options, message):
+    tensors = [each.npu() for each in (*_latent(7, 2, torch.float16)[:2], *_latent(7, 2, torch.float16))]
+    with pytest.raises(RuntimeError, match=message):
+        torch_npu.atb.npu_ring_mla(
+            *tensors, torch.ones(512, 512).half().npu(), torch.tensor(lengths, dtype=torch.int32), 2, 2, **options
+        )
+        torch.npu.synchronize()
+    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("cumulative", [False, True], ids=["lengths", "sums"])
+def test_sequences_are_loaded_from_their_blocks(cumulative):
+    cache = _Cache(torch.bfloat16)
+    lengths = [0, 2, 5] if cumulative else [2, 3]
+    keys, values = torch_npu.atb.npu_paged_cache_load(
+        cache.keys.npu(), cache.values.npu(), cache.table.npu(), torch.tensor(lengths, dtype=torch.int32).npu(),
+        seq_starts=torch.tensor([4, 0], dtype=torch.int32).npu(), cumsum=cumulative,
+    )  # fmt: skip
+    for loaded, whole in ((keys, cache.keys), (values, cache.values)):
+        blocks = [whole[cache.table[index].long()].flatten(0, 1) for index in range(2)]
+        assert torch.equal(loaded.cpu(), torch.cat([blocks[0][4:6], blocks[1][:3]]))
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_scores_outside_the_largest_groups_become_zero(n):
     scores = torch.rand(5, 8, dtype=torch.float16)

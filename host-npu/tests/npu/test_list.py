@@ -65,6 +65,7 @@ def test_the_operator_of_the_name_comes_first():
         ("_npu_paged_attention", "_npu_paged_attention: ATB's PagedAttention, computed by a formula; some options are"),
         ("torch_npu._npu_flash_attention", "_npu_flash_attention: ATB's SelfAttention, computed by a formula; some"),
         ("_npu_quantize_per_tensor", "_npu_quantize_per_tensor: ATB's Elewise, computed by a formula; some options"),
+        ("npu_ring_mla", "npu_ring_mla: ATB's RingMLA, computed by a formula; some options are refused"),
         ("_npu_paged_attention_quant", "_npu_paged_attention_quant: refused, an operator of ATB"),
         ("npu_mla_preprocess", "npu_mla_preprocess: refused, an operator of ATB"),
         ("npu_quant_mm_reduce_scatter", "npu_quant_mm_reduce_scatter: refused, as are all products"),

@@ -1,0 +1,207 @@
+// The operations of ATB that torch_npu calls by two functions, with tensors of CANN: the first makes the operation,
+// unless torch_npu has kept it from a call before, and the second runs it, in the same thread.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/nan_to_num.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "atb/computed.h"
+#include "nnopbase/tensor.h"
+
+namespace atb {
+namespace {
+
+// What the next run takes.
+thread_local VariantPack given;
+
+// torch_npu copies tensors that are not contiguous.
+Tensor tensor_of(const aclTensor* tensor, bool is_on_host) {
+    const auto& layout = tensor->layout;
+    Tensor made;
+    made.desc.dtype = layout.dtype;
+    made.desc.format = layout.format;
+    made.desc.shape.rank = layout.shape.rank();
+    std::copy(layout.shape.begin(), layout.shape.end(), made.desc.shape.dims.begin());
+    const auto dtype = host_npu::scalar_type(layout.dtype);
+    const auto element = dtype ? c10::elementSize(*dtype) : 0;
+    made.size = static_cast<std::uint64_t>(layout.numel()) * element;
+    auto* const data = static_cast<char*>(tensor->storage) + layout.offset * static_cast<std::int64_t>(element);
+    (is_on_host ? made.host_data : made.device_data) = data;
+    return made;
+}
+
+// `on_host` is the one tensor that is there.
+int begin(std::initializer_list<const aclTensor*> inputs, const aclTensor* on_host,
+          std::initializer_list<const aclTensor*> outputs, const char* name, const Formula& formula,
+          std::uint64_t* workspace_size, Operation** operation) {
+    given = {};
+    *workspace_size = 0;
+    for (const auto* tensor : inputs) {
+        if (tensor != nullptr) given.inputs.push_back(tensor_of(tensor, tensor == on_host));
+    }
+    for (const auto* tensor : outputs) given.outputs.push_back(tensor_of(tensor, false));
+    if (*operation == nullptr) *operation = new Computed(name, formula);
+    return 0;
+}
+
+int run(Operation* operation, Context* context) { return operation->Execute(given, nullptr, 0, context); }
+
+std::vector<std::int64_t> numbers(const at::Tensor& tensor) {
+    const auto wide = tensor.to(at::kLong).contiguous();
+    return {wide.const_data_ptr<std::int64_t>(), wide.const_data_ptr<std::int64_t>() + wide.numel()};
+}
+
+// Latent attention to further keys: queries and keys of two parts, [tokens, heads, size], values, a mask, the lengths
+// of queries and keys, and what the attention to the keys before has found.
+struct Ring {
+    double scale;
+    bool is_causal, is_first;
+
+    void check(const Tensors& in) const {
+        require_int32("seqlen", in[6]);
+        TORCH_CHECK(in[6].dim() == 1 || (in[6].dim() == 2 && in[6].size(0) == 2), "seqlen has shape ", in[6].sizes(),
+                    " instead of the lengths, or those of queries and of keys");
+        const auto [queries, keys] = lengths(in);
+        TORCH_CHECK(!is_causal || queries == keys, "the host NPU has mask_type_triu of as many queries as keys only");
+        const auto sum = [](const std::vector<std::int64_t>& all) {
+            TORCH_CHECK(std::all_of(all.begin(), all.end(), [](auto each) { return each >= 0; }), "seqlen has ",
+                        at::IntArrayRef(all));
+            return std::accumulate(all.begin(), all.end(), std::int64_t{0});
+        };
+        const auto tokens = sum(queries), further = sum(keys);
+        TORCH_CHECK(in[0].dim() == 3 && in[0].size(0) == tokens && in[2].dim() == 3 && in[2].size(0) == further,
+                    "seqlen is for ", tokens, " queries and ", further, " keys of shapes ", in[0].sizes(), " and ",
+                    in[2].sizes());
+        const auto heads = in[0].size(1), of_keys = in[2].size(1);
+        TORCH_CHECK(of_keys > 0 && heads % of_keys == 0, heads, " heads of queries do not share ", of_keys,
+                    " heads of keys");
+        const auto require = [&](std::size_t input, std::int64_t first, std::int64_t second, std::int64_t last) {
+            TORCH_CHECK(in[input].sizes() == at::IntArrayRef({first, second, last}), "input ", input, " has shape ",
+                        in[input].sizes(), " instead of ", at::IntArrayRef({first, second, last}));
+        };
+        for (const std::size_t input : {1, 2, 3, 4})
+            TORCH_CHECK(in[input].dim() == 3, "input ", input, " is no [T, N, D]");
+        require(1, tokens, heads, in[3].size(2));
+        require(2, further, of_keys, in[0].size(2));
+        require(3, further, of_keys, in[1].size(2));
+        require(4, further, of_keys, in[4].size(2));
+        if (is_first) return;
+        TORCH_CHECK(in.size() == 9, "calc_type_default needs pre_out and prev_lse");
+        require(7, tokens, heads, in[4].size(2));
+        TORCH_CHECK(in[8].sizes() == at::IntArrayRef({heads, tokens}), "prev_lse has shape ", in[8].sizes(),
+                    " instead of ", at::IntArrayRef({heads, tokens}));
+    }
+
+    Tensors compute(const Tensors& in) const {
+        const auto [queries, keys] = lengths(in);
+        const auto query = at::cat({in[0], in[1]}, -1).to(at::kFloat).transpose(0, 1);
+        const auto repeats = query.size(0) / in[2].size(1);
+        const auto by_head = [&](const at::Tensor& x) {
+            return x.to(at::kFloat).repeat_interleave(repeats, 1).transpose(0, 1);
+        };
+        const auto key = by_head(at::cat({in[2], in[3]}, -1)), value = by_head(in[4]);
+        auto result = at::zeros({query.size(0), query.size(1), value.size(2)});
+        auto log_sum = at::full({query.size(0), query.size(1)}, -std::numeric_limits<float>::infinity());
+        for (std::size_t index = 0, row = 0, column = 0; index < queries.size(); ++index) {
+            const std::int64_t first = row, begin = column;
+            row += queries[index];
+            column += keys[index];
+            if (keys[index] == 0) continue;
+            auto scores = query.slice(1, first, row).matmul(key.slice(1, begin, column).transpose(1, 2)) * scale;
+            if (is_causal) {
+                const auto after = at::full({queries[index], keys[index]}, -std::numeric_limits<float>::infinity());
+                scores = scores + after.triu(1);
+            }
+            result.slice(1, first, row).copy_(scores.softmax(-1).matmul(value.slice(1, begin, column)));
+            log_sum.slice(1, first, row).copy_(at::logsumexp(scores, -1));
+        }
+        if (is_first) return {result.transpose(0, 1), log_sum};
+        const auto sum = at::logaddexp(in[8], log_sum);
+        const auto share = [&](const at::Tensor& log) { return at::exp(log - sum).nan_to_num(0).unsqueeze(-1); };
+        const auto before = in[7].to(at::kFloat).transpose(0, 1);
+        return {(before * share(in[8]) + result * share(log_sum)).transpose(0, 1), sum};
+    }
+
+  private:
+    static std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> lengths(const Tensors& in) {
+        if (in[6].dim() == 1) return {numbers(in[6]), numbers(in[6])};
+        return {numbers(in[6][0]), numbers(in[6][1])};
+    }
+};
+
+// The tokens of sequences in blocks of a cache, one sequence after the other.
+Tensors loaded(const Tensors& in, bool is_cumulative) {
+    const auto &keys = in[0], &values = in[1], &table = in[2];
+    const auto given_lengths = numbers(in[3]);
+    const auto starts = in.size() == 5 ? numbers(in[4]) : std::vector<std::int64_t>(given_lengths.size(), 0);
+    std::vector<at::Tensor> slots;
+    for (std::size_t index = is_cumulative ? 1 : 0; index < given_lengths.size(); ++index) {
+        const auto length = given_lengths[index] - (is_cumulative ? given_lengths[index - 1] : 0);
+        const auto sequence = static_cast<std::int64_t>(index) - (is_cumulative ? 1 : 0);
+        const auto start = starts.at(static_cast<std::size_t>(sequence)), size = keys.size(1);
+        TORCH_CHECK(length >= 0 && start >= 0 && sequence < table.size(0) && start + length <= table.size(1) * size,
+                    "block_table of shape ", table.sizes(), " does not have ", length, " tokens from ", start,
+                    " in blocks of ", size);
+        const auto blocks = table[sequence].to(at::kLong).unsqueeze(1) * size;
+        slots.push_back((blocks + at::arange(size)).flatten().slice(0, start, start + length));
+    }
+    const auto all = slots.empty() ? at::zeros({0}, at::kLong) : at::cat(slots);
+    return {at::index_select(keys.flatten(0, 1), 0, all), at::index_select(values.flatten(0, 1), 0, all)};
+}
+
+}  // namespace
+}  // namespace atb
+
+extern "C" {
+HOST_NPU_EXPORT int AtbRingMLAGetWorkspaceSize(const aclTensor* query, const aclTensor* query_rope,
+                                               const aclTensor* key, const aclTensor* key_rope, const aclTensor* value,
+                                               const aclTensor* mask, const aclTensor* lengths,
+                                               const aclTensor* previous, const aclTensor* previous_log_sum,
+                                               std::int64_t, std::int64_t, float scale, int, int mask_type, int,
+                                               int calculation, aclTensor* result, aclTensor* log_sum,
+                                               std::uint64_t* workspace_size, atb::Operation** operation,
+                                               atb::Context*) {
+    const atb::Ring ring{scale, mask_type == 1, calculation == 1};
+    if (ring.is_first) previous = previous_log_sum = nullptr;
+    return atb::begin({query, query_rope, key, key_rope, value, mask, lengths, previous, previous_log_sum}, lengths,
+                      {result, log_sum}, "RingMLA",
+                      {[ring](const atb::Tensors& in, const atb::Tensors&) { ring.check(in); },
+                       [ring](const atb::Tensors& in) { return ring.compute(in); }},
+                      workspace_size, operation);
+}
+
+HOST_NPU_EXPORT int AtbRingMLA(void*, std::uint64_t, atb::Operation* operation, atb::Context* context) {
+    return atb::run(operation, context);
+}
+
+HOST_NPU_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(const aclTensor* key_cache, const aclTensor* value_cache,
+                                                      const aclTensor* table, const aclTensor* lengths,
+                                                      const aclTensor* key, const aclTensor* value,
+                                                      const aclTensor* starts, std::int8_t, bool is_cumulative, bool,
+                                                      std::uint64_t* workspace_size, atb::Operation** operation,
+                                                      atb::Context*) {
+    const auto check = [](const atb::Tensors& in, const atb::Tensors&) {
+        atb::require_int32("block_table", in[2]);
+        atb::require_int32("context_lens", in[3]);
+    };
+    return atb::begin({key_cache, value_cache, table, lengths, starts}, nullptr, {key, value}, "PagedCacheLoad",
+                      {check, [is_cumulative](const atb::Tensors& in) { return atb::loaded(in, is_cumulative); }},
+                      workspace_size, operation);
+}
+
+HOST_NPU_EXPORT int AtbPagedCacheLoad(void*, std::uint64_t, atb::Operation* operation, atb::Context* context) {
+    return atb::run(operation, context);
+}
+}
