@@ -116,9 +116,10 @@ def test_compiled_code_gives_the_results_of_eager_code_in_one_graph(options, kin
     torch.testing.assert_close(gradients(compiled, of_student), gradients(eager, of_student))
 
 
-def test_compiled_code_with_a_teachers_head_takes_any_number_of_rows():
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_code_with_a_teachers_head_takes_any_number_of_rows(dynamic):
     (input, weight, _), (rows, head, _) = student(torch.float32), head_of_teacher(torch.float32)
-    compiled = torch.compile(F.linear_kl_div, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(F.linear_kl_div, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for number in (4, 7, 3):
         given = input[:number], weight, rows[:number], head
         torch.testing.assert_close(compiled(*given), F.linear_kl_div(*given))
