@@ -281,6 +281,8 @@ class DropInContract:
         compiled = torch.compile(lambda *tensors: call(ours, *tensors).sum() * 2, fullgraph=True, backend="aot_eager")
         expected = torch.autograd.grad(call(ours, *inputs).sum() * 2, inputs)
         torch.testing.assert_close(torch.autograd.grad(compiled(*inputs), inputs), expected, equal_nan=True)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*inputs), call(ours, *inputs).sum() * 2, equal_nan=True)
 
     @pytest.mark.every_nth_case(48)
     def test_a_transform_inside_a_compiled_function_equals_one_outside(self, case: Case) -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 from torch_aclnn_ops import _extension
@@ -97,6 +98,9 @@ def loss_function(
                 product = product + target_gradient(ones, *arguments) * target_tangent
             return product if ctx.options[-1] == 0 else product.sum()
 
+    # Dynamo, where no gradient is needed, passes ctx to a forward with another number of parameters.
+    parameters = [Parameter(one, Parameter.POSITIONAL_ONLY) for one in (*tensors, "reduction")]
+    LossFunction.forward.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     LossFunction.__name__ = LossFunction.__qualname__ = name
     return LossFunction
 
