@@ -124,7 +124,7 @@ void compute_gradient_of_dropout(const c10::OperatorHandle& op, Stack* stack) {
     const auto scale = arguments[2].toDouble();
     torch::jit::drop(*stack, 3);
     if (scale == 0 || scale == 1) {
-        torch::jit::push(*stack, scale == 0 ? at::zeros_like(gradient) : gradient);
+        torch::jit::push(*stack, scale == 0 ? at::zeros_like(gradient) : gradient.clone());
     } else {
         torch::jit::push(*stack, at_npu::native::custom_ops::npu_dropout_backward(gradient, mask, 1 - 1 / scale));
     }

@@ -51,7 +51,9 @@ def test_the_derivative_of_pytorch_takes_a_mask_of_bits_or_of_its_own():
     derived = torch.ops.aten.native_dropout_backward
     kept = _bits(mask, 128).view(8, 16).double()
     assert torch.allclose(derived(weight.npu(), mask, 1 / 0.75).cpu().double(), weight.double() * kept / 0.75)
-    assert derived(weight.npu(), mask, 1.0).cpu().equal(weight)
+    gradient = weight.npu()
+    # The result is not the gradient itself, which a program may go on to change.
+    assert derived(gradient, mask, 1.0).mul_(2).cpu().equal(weight * 2) and gradient.cpu().equal(weight)
     assert not derived(weight.npu(), mask, 0.0).any()
     result, own = torch.native_dropout(x, 0.5, True)
     assert derived(x, own, 2.0).equal(result)
