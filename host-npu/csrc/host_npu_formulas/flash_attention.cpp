@@ -113,6 +113,7 @@ void score_grad(const ScoreGrad& call) {
 }
 
 Attention with_whole_heads(Attention call) {
+    TORCH_CHECK(call.query_rope && call.key_rope, "queryRope and keyRope must be given");
     require_shapes({{"query", call.query.sizes(), "T1 N1 D"},
                     {"queryRope", call.query_rope->sizes(), "T1 N1 R"},
                     {"key", call.key.sizes(), "T2 N2 D"},
@@ -129,6 +130,7 @@ void score_with_rope(const Score& given) {
 }
 
 void score_grad_with_rope(const ScoreGrad& given) {
+    TORCH_CHECK(given.dquery_rope && given.dkey_rope, "dqRopeOut and dkRopeOut must be given");
     auto call = given;
     static_cast<Attention&>(call) = with_whole_heads(given);
     const auto dquery = at::empty_like(call.query), dkey = at::empty_like(call.key);

@@ -180,6 +180,18 @@ def test_a_null_pointer_is_refused_by_the_name_of_the_argument(position, name):
     assert f"{name} is a null pointer" in message
 
 
+@pytest.mark.parametrize("position", [1, 3])
+def test_a_part_of_the_heads_is_given_for_queries_and_keys(position):
+    heads, part, ends, statistic = t(6, 2, 16), t(6, 2, 8), Ints([2, 6]), t(6, 2, 8, dtype=torch.float32)
+    arguments = [
+        *(heads, part, heads, part, heads, None, None, None, None, None, ends, ends, None, None),
+        *(0.25, 1.0, 9, 9, 2, "TND", 0, 0, 1, statistic, statistic, None, heads),
+    ]
+    arguments[position] = None
+    status, message, _ = phase_one("aclnnFlashAttentionVarLenScoreV3", *(made(each) for each in arguments))
+    assert status and "queryRope and keyRope must be given" in message
+
+
 def test_memory_that_is_swapped_to_the_host_is_refused_by_name():
     with pytest.raises(RuntimeError, match="does not simulate empty_with_swapped_memory"):
         torch_npu.empty_with_swapped_memory([2, 2], device=torch.device("npu"))
