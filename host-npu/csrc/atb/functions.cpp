@@ -1,5 +1,6 @@
 // The operations of ATB that torch_npu calls by two functions, with tensors of CANN: the first makes the operation,
-// unless torch_npu has kept it from a call before, and the second runs it, in the same thread.
+// unless torch_npu has kept it from a call before, and the second runs it. In a capture, that is another thread, and
+// the operation is a new one.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -16,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "atb/computed.h"
 #include "nnopbase/tensor.h"
@@ -23,8 +25,15 @@
 namespace atb {
 namespace {
 
-// What the next run takes.
+struct Called : Computed {
+    using Computed::Computed;
+    // What the call that made the operation gave.
+    VariantPack first;
+};
+
+// What the next run of an operation takes in this thread.
 thread_local VariantPack given;
+thread_local const Operation* of_given = nullptr;
 
 // torch_npu copies tensors that are not contiguous.
 Tensor tensor_of(const aclTensor* tensor, bool is_on_host) {
@@ -52,11 +61,19 @@ int begin(std::initializer_list<const aclTensor*> inputs, const aclTensor* on_ho
         if (tensor != nullptr) given.inputs.push_back(tensor_of(tensor, tensor == on_host));
     }
     for (const auto* tensor : outputs) given.outputs.push_back(tensor_of(tensor, false));
-    if (*operation == nullptr) *operation = new Computed(name, formula);
+    if (*operation == nullptr) {
+        auto* const made = new Called(name, formula);
+        made->first = given;
+        *operation = made;
+    }
+    of_given = *operation;
     return 0;
 }
 
-int run(Operation* operation, Context* context) { return operation->Execute(given, nullptr, 0, context); }
+int run(Operation* operation, Context* context) {
+    const bool is_here = std::exchange(of_given, nullptr) == operation;
+    return operation->Execute(is_here ? given : static_cast<Called*>(operation)->first, nullptr, 0, context);
+}
 
 std::vector<std::int64_t> numbers(const at::Tensor& tensor) {
     const auto wide = tensor.to(at::kLong).contiguous();

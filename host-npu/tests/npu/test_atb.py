@@ -272,6 +272,24 @@ def test_sequences_are_loaded_from_their_blocks(cumulative):
         assert torch.equal(loaded.cpu(), torch.cat([blocks[0][4:6], blocks[1][:3]]))
 
 
+def test_a_captured_load_is_of_its_own_tensors():
+    cache, graph = _Cache(torch.float16), torch.npu.NPUGraph()
+    lengths = torch.tensor([2, 3], dtype=torch.int32).npu()
+    caches = cache.keys.npu(), cache.values.npu(), cache.table.npu(), lengths
+    # What a call before has loaded is not written again.
+    before = torch_npu.atb.npu_paged_cache_load(*caches)
+    loaded = [torch.zeros_like(each) for each in before]
+    expected = [each.cpu() for each in before]
+    with torch.npu.graph(graph):
+        torch_npu.atb.npu_paged_cache_load(*caches, key=loaded[0], value=loaded[1])
+    for each in (*before, *loaded):
+        each.zero_()
+    graph.replay()
+    for each, found in zip(expected, loaded, strict=True):
+        assert torch.equal(found.cpu(), each)
+    assert not any(each.any() for each in before)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_scores_outside_the_largest_groups_become_zero(n):
     scores = torch.rand(5, 8, dtype=torch.float16)
