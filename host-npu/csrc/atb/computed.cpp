@@ -23,6 +23,7 @@ at::TensorOptions options(const Tensor& tensor) {
 // A tensor of the host, a copy that outlives the call, or one of the device.
 struct Argument {
     explicit Argument(const Tensor& tensor) : tensor(tensor) {
+        TORCH_CHECK(tensor.desc.format != ACL_FORMAT_FRACTAL_NZ, "the host NPU takes no tensor in FRACTAL_NZ");
         if (tensor.host_data != nullptr)
             on_host = at::from_blob(tensor.host_data, sizes(tensor), options(tensor)).clone();
     }

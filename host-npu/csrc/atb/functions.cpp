@@ -209,9 +209,14 @@ HOST_NPU_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(const aclTensor* key_cache
                                                       const aclTensor* starts, std::int8_t, bool is_cumulative, bool,
                                                       std::uint64_t* workspace_size, atb::Operation** operation,
                                                       atb::Context*) {
-    const auto check = [](const atb::Tensors& in, const atb::Tensors&) {
+    const auto check = [is_cumulative](const atb::Tensors& in, const atb::Tensors&) {
         atb::require_int32("block_table", in[2]);
         atb::require_int32("context_lens", in[3]);
+        if (in.size() < 5) return;
+        atb::require_int32("seq_starts", in[4]);
+        const auto sequences = in[3].numel() - (is_cumulative ? 1 : 0);
+        TORCH_CHECK(in[4].numel() >= sequences, "seq_starts has ", in[4].numel(), " numbers for ", sequences,
+                    " sequences");
     };
     return atb::begin({key_cache, value_cache, table, lengths, starts}, nullptr, {key, value}, "PagedCacheLoad",
                       {check, [is_cumulative](const atb::Tensors& in) { return atb::loaded(in, is_cumulative); }},

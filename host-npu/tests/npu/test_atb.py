@@ -290,6 +290,27 @@ def test_a_captured_load_is_of_its_own_tensors():
     assert not any(each.any() for each in before)
 
 
+@pytest.mark.parametrize(
+    ("form", "starts", "message"),
+    [
+        (29, None, "the host NPU takes no tensor in FRACTAL_NZ"),
+        (2, torch.tensor([4]).int(), "seq_starts has 1 numbers for 2 sequences"),
+        (2, torch.tensor([4, 0]), "seq_starts has dtype int64 instead of int32"),
+    ],
+    ids=["tiles", "a start", "int64"],
+)
+@pytest.mark.usefixtures("private_formats")
+def test_sequences_that_cannot_be_loaded_are_refused(form, starts, message):
+    blocks = torch_npu.npu_format_cast(torch.zeros(6, 16, 2, 16).half().npu(), form)
+    table, lengths = torch.zeros(2, 1).int().npu(), torch.tensor([2, 3]).int().npu()
+    with pytest.raises(RuntimeError, match=message):
+        torch_npu.atb.npu_paged_cache_load(
+            blocks, blocks, table, lengths, seq_starts=None if starts is None else starts.npu()
+        )
+        torch.npu.synchronize()
+    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_scores_outside_the_largest_groups_become_zero(n):
     scores = torch.rand(5, 8, dtype=torch.float16)
