@@ -17,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "atb/computed.h"
@@ -27,8 +28,8 @@ namespace {
 
 struct Called : Computed {
     using Computed::Computed;
-    // What the call that made the operation gave.
-    VariantPack first;
+    // What the call that made the operation gave, until a run takes it.
+    std::optional<VariantPack> first;
 };
 
 // What the next run of an operation takes in this thread.
@@ -71,8 +72,10 @@ int begin(std::initializer_list<const aclTensor*> inputs, const aclTensor* on_ho
 }
 
 int run(Operation* operation, Context* context) {
-    const bool is_here = std::exchange(of_given, nullptr) == operation;
-    return operation->Execute(is_here ? given : static_cast<Called*>(operation)->first, nullptr, 0, context);
+    const auto first = std::exchange(static_cast<Called*>(operation)->first, std::nullopt);
+    if (std::exchange(of_given, nullptr) == operation) return operation->Execute(given, nullptr, 0, context);
+    TORCH_CHECK(first, "an operation of ATB was run without the call that gives its tensors");
+    return operation->Execute(*first, nullptr, 0, context);
 }
 
 std::vector<std::int64_t> numbers(const at::Tensor& tensor) {
@@ -83,6 +86,8 @@ std::vector<std::int64_t> numbers(const at::Tensor& tensor) {
 // Latent attention to further keys: queries and keys of two parts, [tokens, heads, size], values, a mask, the lengths
 // of queries and keys, and what the attention to the keys before has found.
 struct Ring {
+    static constexpr const char* kNames[] = {"q_nope", "q_rope", "k_nope",  "k_rope",  "value",
+                                             "mask",   "seqlen", "pre_out", "prev_lse"};
     double scale;
     bool is_causal, is_first;
 
@@ -105,11 +110,12 @@ struct Ring {
         TORCH_CHECK(of_keys > 0 && heads % of_keys == 0, heads, " heads of queries do not share ", of_keys,
                     " heads of keys");
         const auto require = [&](std::size_t input, std::int64_t first, std::int64_t second, std::int64_t last) {
-            TORCH_CHECK(in[input].sizes() == at::IntArrayRef({first, second, last}), "input ", input, " has shape ",
+            TORCH_CHECK(in[input].sizes() == at::IntArrayRef({first, second, last}), kNames[input], " has shape ",
                         in[input].sizes(), " instead of ", at::IntArrayRef({first, second, last}));
         };
-        for (const std::size_t input : {1, 2, 3, 4})
-            TORCH_CHECK(in[input].dim() == 3, "input ", input, " is no [T, N, D]");
+        for (const std::size_t input : {1, 3, 4}) {
+            TORCH_CHECK(in[input].dim() == 3, kNames[input], " has shape ", in[input].sizes(), " instead of [T, N, D]");
+        }
         require(1, tokens, heads, in[3].size(2));
         require(2, further, of_keys, in[0].size(2));
         require(3, further, of_keys, in[1].size(2));
