@@ -68,8 +68,9 @@ void require_inference(const Inference& call) {
     TORCH_CHECK(call.mode == 0 || call.mask, "the sparse mode ", call.mode, " needs a mask, attenMask");
     TORCH_CHECK(call.query_rope.has_value() == call.key_rope.has_value(),
                 "queryRope and keyRope must be given together");
-    TORCH_CHECK(!call.sink || (call.sink->size(0) == call.heads && !call.with_lse),
-                "the host NPU takes a learnable sink of ", call.heads, " heads, without softmaxLse");
+    TORCH_CHECK(!call.sink || call.sink->size(0) == call.heads, "learnableSink has ",
+                call.sink ? call.sink->size(0) : 0, " elements instead of one for each of ", call.heads, " heads");
+    TORCH_CHECK(!call.sink || !call.with_lse, "the host NPU takes no learnableSink with softmaxLse");
     TORCH_CHECK(!call.packed() || (!call.queries.empty() && !call.keys.empty() && !call.pse),
                 "the layout TND needs the lengths of queries and keys, and supports no pse");
     TORCH_CHECK(!call.table || !call.keys.empty(), "a block table needs the lengths of the keys");
@@ -264,7 +265,8 @@ void split_layout(Inference& call) {
     static const std::set<std::string> known{"BSH",       "BSND",      "BNSD",     "NSD",       "TND",
                                              "NTD",       "BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "BSH_NBSD",
                                              "BSND_NBSD", "BNSD_NBSD", "TND_NTD",  "NTD_TND"};
-    TORCH_CHECK(known.contains(call.layout), "the host NPU does not have the layout ", call.layout);
+    TORCH_CHECK(known.contains(call.layout), "the host NPU has the layouts ", c10::Join(", ", known), " only, not ",
+                call.layout);
     const auto end = call.layout.find('_');
     call.layout_of_out = end == std::string::npos ? call.layout : call.layout.substr(end + 1);
     call.layout = call.layout.substr(0, end);

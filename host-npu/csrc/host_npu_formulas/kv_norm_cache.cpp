@@ -85,7 +85,8 @@ void write_rows(const Tensor& rows, const KvNorm& in, const Out& cache) {
 
 void kv_norm(const KvNorm& in) {
     static const std::set<std::string> modes{"Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"};
-    TORCH_CHECK(modes.contains(in.mode), "the host NPU does not have the cache mode ", in.mode);
+    TORCH_CHECK(modes.contains(in.mode), "the host NPU has the cache modes ", c10::Join(", ", modes), " only, not ",
+                in.mode);
     TORCH_CHECK(in.kv.dim() == 4 && in.gamma.dim() == 1 && in.gamma.size(0) < in.kv.size(-1), "kv of shape ",
                 in.kv.sizes(), " does not fit gamma of shape ", in.gamma.sizes());
     require_shapes({{"cos", in.cos.sizes(), "...cos"}, {"sin", in.sin.sizes(), "...cos"}});

@@ -278,8 +278,18 @@ def test_a_learnable_sink_takes_a_part_of_the_softmax():
     query, key, value = (each.double() for each in inputs)
     scores = torch.cat([query @ key.mT * _SCALE, sink.double().view(-1, 1, 1).expand(2, -1, _QUERIES, 1)], -1)
     assert_near(result, scores.softmax(-1)[..., :-1] @ value)
-    with pytest.raises(RuntimeError, match="a learnable sink of 4 heads, without softmaxLse"):
-        _fused_v2(*inputs, learnable_sink=sink)
+
+
+@pytest.mark.parametrize(
+    ("heads", "sentence"),
+    [
+        (_HEADS, "no learnableSink with softmaxLse"),
+        (3, f"learnableSink has 3 elements instead of one for each of {_HEADS} heads"),
+    ],
+)
+def test_a_learnable_sink_of_other_heads_or_with_the_sums_is_refused(heads, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        _fused_v2(*_inputs(4), learnable_sink=torch.randn(heads).half())
 
 
 @pytest.mark.parametrize("layout", _LAYOUTS)

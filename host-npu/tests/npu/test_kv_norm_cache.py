@@ -94,7 +94,7 @@ def test_rows_go_to_blocks_and_tiles(mode):
 def test_other_cache_modes_are_refused_at_the_call():
     inputs = _inputs(torch.float16)
     caches = torch.zeros(4, 8, 1, _KEYS).half().npu(), torch.zeros(4, 8, 1, _VALUES).half().npu()
-    with pytest.raises(RuntimeError, match="does not have the cache mode PA_ND"):
+    with pytest.raises(RuntimeError, match="the cache modes Norm, PA, .* only, not PA_ND"):
         torch_npu.npu_kv_rmsnorm_rope_cache(
             *[each.npu() for each in inputs], torch.zeros(3).long().npu(), *caches, cache_mode="PA_ND"
         )
