@@ -5,6 +5,9 @@ from torch_aclnn_ops import functional as F
 import pytest
 import torch
 
+# A device's operators have workspaces, too.
+pytestmark = pytest.mark.simulator
+
 ROWS, FEATURES, CLASSES = 512, 64, 4000
 MAX_MEMORY = 2**22
 
