@@ -35,6 +35,7 @@ _TREE = _CACHE / "tree"
 _ROOT = _CACHE / "root"
 _COMPILER = "aarch64-linux-gnu-g++"
 _TOOLS = {_COMPILER: "g++-aarch64-linux-gnu", "qemu-aarch64-static": "qemu-user-static"}
+_STARTS_PROGRAMS, _MAKES_DEBIAN = {"update-binfmts": "binfmt-support"}, {"debootstrap": "debootstrap"}
 _DEBIAN, _PYTHON = "bookworm", "3.11"
 _PLATFORMS = [f"--platform=manylinux_2_{version}_aarch64" for version in (28, 17)]
 _MARKERS = {
@@ -62,9 +63,16 @@ exec chroot "$root" "$@"
 """
 
 
-def _require(tools: dict[str, str]) -> None:
+def _check_machine(only_cpp: bool) -> None:
+    """Exit with everything that is missing, before anything is downloaded and built."""
     if platform.machine() != "x86_64":
         sys.exit(f"this is for x86-64 machines, and this one is {platform.machine()}: run make test")
+    starts_programs = (_FORMATS / "qemu-aarch64").exists()
+    if os.geteuid() != 0 and not starts_programs:
+        sys.exit("programs for aarch64 are not started here; as root: update-binfmts --enable qemu-aarch64")
+    if os.geteuid() != 0 and not only_cpp:
+        sys.exit("to make a Debian for arm64 takes root; --only-cpp does without")
+    tools = _TOOLS | ({} if starts_programs else _STARTS_PROGRAMS) | ({} if only_cpp else _MAKES_DEBIAN)
     missing = [package for tool, package in tools.items() if shutil.which(tool) is None]
     if missing:
         sys.exit(f"{', '.join(missing)} not installed: apt-get install {' '.join(missing)}")
@@ -151,9 +159,6 @@ def _let_programs_start_themselves() -> None:
     """Let this machine start programs for aarch64, as the C++ tests of several processes do, if it does not yet."""
     if (_FORMATS / "qemu-aarch64").exists():
         return
-    if os.geteuid() != 0:
-        sys.exit("programs for aarch64 are not started here; as root: update-binfmts --enable qemu-aarch64")
-    _require({"update-binfmts": "binfmt-support"})
     if not any(_FORMATS.glob("*")):
         subprocess.run(["mount", "-t", "binfmt_misc", "none", str(_FORMATS)], check=True)
     subprocess.run(["update-binfmts", "--enable", "qemu-aarch64"], check=True)
@@ -172,9 +177,6 @@ def _test_program(what: str, command: list[str], configurations: list[dict[str, 
 
 def check_package(version: str, wheels: Path) -> bool:
     """Install torch and the package in a Debian for arm64 and verify it there; return whether it passed."""
-    if os.geteuid() != 0:
-        sys.exit("to make a Debian for arm64 takes root; --only-cpp does without")
-    _require({"debootstrap": "debootstrap"})
     start = time.monotonic()
     include = "--include=python3-dev,python3-venv,libgomp1"  # the last comes with every g++, which is mounted here
     command = [*_MOUNTS_END_WITH_IT, "debootstrap", "--arch=arm64", "--variant=minbase", include, _DEBIAN]
@@ -231,7 +233,7 @@ def main() -> int:
     parser.add_argument("--torch", default="2.9.1", metavar="VERSION", help="of torch and torch_npu (default: 2.9.1)")
     parser.add_argument("--only-cpp", action="store_true", help="without a Debian for arm64, which takes root")
     arguments = parser.parse_args()
-    _require(_TOOLS)
+    _check_machine(arguments.only_cpp)
     os.environ.update(_QEMU, HOST_NPU_WERROR="1")
     start = time.monotonic()
     version = arguments.torch
