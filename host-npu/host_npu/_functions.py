@@ -36,6 +36,7 @@ ATB = {
     "_npu_group_topk": "GroupTopk",
     "_npu_matmul_add_fp32": "Linear",
     "_npu_paged_attention": "PagedAttention",
+    "_npu_quant_rms_norm": "RmsNorm",
     "_npu_quantize_per_tensor": "Elewise",
     "_npu_reshape_and_cache": "ReshapeAndCache",
     "_npu_rotary_embedding": "Rope",

@@ -22,8 +22,8 @@ class Tests(unittest.TestCase):
         pass
 
     def test_refused(self):
-        x, one = torch.ones(2, 16, dtype=torch.half).npu(), torch.ones(1, dtype=torch.half).npu()
-        torch_npu._npu_quant_rms_norm(x, x[0], x[0], one, one.char(), x.char(), 1e-5)
+        x, cache, blocks, lengths = (torch.ones(1, *sizes).npu() for sizes in ((1, 16), (16, 1, 16), (1,), ()))
+        torch_npu._npu_paged_attention_quant(x, cache, cache, 1, 1, 1.0, blocks, lengths, 1, 1, x, x, x)
 
     def test_refused_argument(self):
         torch_npu.npu_swiglu_quant(torch.ones(2, 32).half().npu())
@@ -41,7 +41,7 @@ def checkout(tmp_path_factory):
 def test_each_test_has_passed_or_failed_or_was_refused_or_skipped(checkout):
     result = third_party.run(checkout / "custom_ops" / "test_some.py", checkout, 120)
     assert (result.file, result.passed, result.failed, result.skipped) == ("custom_ops/test_some.py", 1, 1, 1)
-    assert result.refused == {"ATB's RmsNorm": 1, "aclnnSwiGluQuantV2": 1}
+    assert result.refused == {"ATB's PagedAttention with quantization": 1, "aclnnSwiGluQuantV2": 1}
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,18 @@ HOST_NPU_EXPORT Status CreateOperation(const Parameters& parameters, Operation**
 
 namespace infer {
 
-struct RmsNormParam;
+// What else it has is for other kinds, or not used.
+struct RmsNormParam {
+    enum class Kind : int { kNorm = 1 };
+    struct Norm {
+        enum class Quantization : int { kInt8 = 2 };
+        Quantization quantization;
+        float epsilon;
+        double layer_norm_epsilon;
+    };
+    Kind kind;
+    Norm norm;
+};
 
 // What else it has is for other kinds.
 struct ElewiseParam {

@@ -61,11 +61,6 @@ HOST_NPU_EXPORT int DestroyOperation(Operation* operation) {
     return 0;
 }
 
-template <>
-HOST_NPU_EXPORT Status CreateOperation(const infer::RmsNormParam&, Operation**) {
-    throw std::runtime_error(not_simulated("RmsNorm"));
-}
-
 struct HOST_NPU_EXPORT Utils {
     static std::uint64_t GetTensorSize(const Tensor& tensor);
 };

@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
@@ -88,6 +89,25 @@ void require_scale(const at::Tensor& x, const at::Tensor& scale, const at::Tenso
     TORCH_CHECK(y.sizes() == x.sizes(), "y has shape ", y.sizes(), " instead of that of x, ", x.sizes());
 }
 
+void require_norm(const Tensors& in, const at::Tensor& output) {
+    const auto& x = in[0];
+    TORCH_CHECK(
+        (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16) && x.dim() > 0 && x.size(-1) % 16 == 0,
+        "self has dtype ", x.scalar_type(), " and shape ", x.sizes(),
+        "; ATB takes float16 or bfloat16, and rows of a multiple of 16 elements");
+    const auto require = [](const char* name, const at::Tensor& tensor, at::ScalarType dtype, at::IntArrayRef sizes) {
+        TORCH_CHECK(tensor.scalar_type() == dtype && tensor.sizes() == sizes, name, " has dtype ", tensor.scalar_type(),
+                    " and shape ", tensor.sizes(), " instead of ", dtype, " and ", sizes);
+    };
+    const auto columns = x.size(-1);
+    const auto is_row = in[1].dim() > 0 && in[1].size(-1) == columns && in[1].numel() == columns;
+    require("gamma", in[1], x.scalar_type(), is_row ? in[1].sizes() : at::IntArrayRef(columns));
+    require("beta", in.at(2), x.scalar_type(), in[1].sizes());
+    require("scale", in.at(3), x.scalar_type(), {1});
+    require("offset", in.at(4), at::kChar, {1});
+    require("output", output, at::kChar, x.sizes());
+}
+
 at::Tensor quantized(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset) {
     auto scaled = x.to(at::kFloat) / scale.to(at::kFloat);
     if (offset.numel() > 0) scaled = scaled + offset.reshape(scale.sizes());
@@ -156,6 +176,23 @@ HOST_NPU_EXPORT Status CreateOperation(const infer::ElewiseParam& parameters, Op
     };
     const auto compute = [](const Tensors& inputs) { return Tensors{quantized(inputs[0], inputs[1], inputs[2])}; };
     *operation = new Computed("Elewise", {check, compute});
+    return 0;
+}
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::RmsNormParam& parameters, Operation** operation) {
+    const auto norm = parameters.norm;
+    require_simulated(parameters.kind == infer::RmsNormParam::Kind::kNorm &&
+                          norm.quantization == infer::RmsNormParam::Norm::Quantization::kInt8,
+                      "RmsNorm other than that of int8");
+    const auto check = [](const Tensors& inputs, const Tensors& outputs) { require_norm(inputs, outputs.at(0)); };
+    const auto compute = [norm](const Tensors& inputs) {
+        const auto x = inputs[0].to(at::kFloat);
+        const auto normal = x * at::rsqrt(x.square().mean(-1, true) + norm.epsilon);
+        const auto shifted = normal * inputs[1].flatten().to(at::kFloat) + inputs[2].flatten().to(at::kFloat);
+        return Tensors{quantized(shifted, inputs[3], inputs[4])};
+    };
+    *operation = new Computed("RmsNorm", {check, compute});
     return 0;
 }
 

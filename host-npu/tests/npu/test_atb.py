@@ -340,6 +340,44 @@ def test_columns_are_quantized_by_their_scales(dtype, has_offset):
     assert (y.cpu() - exact.clamp(-128, 127)).abs().max() < 0.501
 
 
+def _norm_arguments(dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
+    return {
+        "self": torch.randn(3, 2, 32).to(dtype),
+        "gamma": torch.randn(1, 32).to(dtype),
+        "beta": torch.randn(1, 32).to(dtype),
+        "scale": torch.tensor([0.03]).to(dtype),
+        "offset": torch.tensor([-7], dtype=torch.int8),
+        "output": torch.zeros(3, 2, 32, dtype=torch.int8),
+    }
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_rows_are_normalized_and_quantized(dtype):
+    x, gamma, beta, scale, offset, y = (each.npu() for each in _norm_arguments(dtype).values())
+    torch_npu._npu_quant_rms_norm(x, gamma, beta, scale, offset, y, eps=0.1)
+    normal = torch.nn.functional.rms_norm(x.cpu().double(), (32,), gamma[0].cpu().double(), 0.1)
+    exact = (normal + beta.cpu()) / scale.cpu().double() + offset.cpu()
+    assert (y.cpu() - exact.clamp(-128, 127)).abs().max() < 0.501
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("self", torch.zeros(3, 2, 32), "self has dtype Float and shape .* ATB takes float16 or bfloat16"),
+        ("self", torch.zeros(3, 2, 24).half(), "shape .*24.* rows of a multiple of 16 elements"),
+        ("gamma", torch.zeros(3, 32).half(), r"gamma has .*\[3, 32\] instead of Half and \[32\]"),
+        ("beta", torch.zeros(32).half(), r"beta has .*\[32\] instead of Half and \[1, 32\]"),
+        ("scale", torch.ones(32).half(), r"scale has .*\[32\] instead of Half and \[1\]"),
+        ("offset", torch.zeros(1).int(), r"offset has dtype Int .* instead of Char and \[1\]"),
+        ("output", torch.zeros(6, 32).char(), r"output has .*\[6, 32\] instead of Char and \[3, 2, 32\]"),
+    ],
+)
+def test_a_quantized_norm_of_wrong_arguments_is_refused(name, value, message):
+    with pytest.raises(RuntimeError, match=f"ATB's RmsNorm: .*{message}"):
+        torch_npu._npu_quant_rms_norm(*(each.npu() for each in (_norm_arguments() | {name: value}).values()))
+        torch.npu.synchronize()
+
+
 def _call_with(lengths: Tensor) -> None:
     tensors = torch.randn(3, 7, _HEADS, _SIZE, dtype=torch.float16).npu()
     out = torch.empty(7, _HEADS, _SIZE, dtype=torch.float16).npu()

@@ -92,7 +92,7 @@ def test_after_every_operator_others_compute_the_right_thing(found):
     [
         ("npu::npu_nsa_select_attention_grad", "aclnnNsaSelectedAttentionGrad"),
         ("npu::npu_all_to_all_matmul", "aclnnAlltoAllMatmul"),
-        ("atb::_npu_quant_rms_norm", "ATB's RmsNorm"),
+        ("atb::npu_mla_preprocess", "ATB's AtbMLAPreprocess"),
     ],
 )
 def test_a_refusal_says_the_name(operator, name, found):
