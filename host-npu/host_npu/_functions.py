@@ -40,6 +40,7 @@ ATB = {
     "_npu_quantize_per_tensor": "Elewise",
     "_npu_reshape_and_cache": "ReshapeAndCache",
     "_npu_rotary_embedding": "Rope",
+    "npu_fused_add_topk_div": "FusedAddTopkDiv",
     "npu_paged_cache_load": "PagedCacheLoad",
     "npu_ring_mla": "RingMLA",
 }

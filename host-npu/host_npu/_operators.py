@@ -50,8 +50,8 @@ torch_npu selects the operator by the chip and the arguments, too: on Ascend950,
 `aclnnFlashAttentionScoreV4`.
 
 **ATB** (operators for serving): ReshapeAndCache, PagedCacheLoad, Rope, SelfAttention (PA_ENCODER and PREFIX_ENCODER),
-PagedAttention, RingMLA, GroupTopk and Linear with accumulation are computed by a formula, without quantization, and so
-are the Elewise that quantizes columns and the RmsNorm that quantizes. The others are refused.
+PagedAttention, RingMLA, GroupTopk, FusedAddTopkDiv and Linear with accumulation are computed by a formula, without
+quantization, and so are the Elewise that quantizes columns and the RmsNorm that quantizes. The others are refused.
 """
 
 _OTHERS = "All others. `python -m host_npu --list NAME` says what becomes of those with a name."

@@ -32,6 +32,11 @@ void require_simulated(const Condition& condition, const std::string& name) {
 // ATB takes indices and lengths of int32 only.
 void require_int32(const char* name, const at::Tensor& tensor);
 
+// The places of the `k` largest numbers of each row, of equal ones the first.
+at::Tensor largest_columns(const at::Tensor& x, std::int64_t k);
+// The groups of columns whose largest elements, or sums of these, are not among the `k` largest become 0.
+at::Tensor of_largest_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters);
+
 class Computed : public Operation {
   public:
     Computed(std::string name, Formula formula) : name_(std::move(name)), formula_(std::move(formula)) {}

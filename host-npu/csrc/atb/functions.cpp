@@ -10,6 +10,7 @@
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/nan_to_num.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -184,6 +185,47 @@ Tensors loaded(const Tensors& in, bool is_cumulative) {
     return {at::index_select(keys.flatten(0, 1), 0, all), at::index_select(values.flatten(0, 1), 0, all)};
 }
 
+// Experts of the largest scores with a bias, within the chosen groups, and their scores.
+struct AddTopkDiv {
+    std::int64_t groups, group_topk, n, k;
+    bool maps_experts, is_norm;
+    float scale;
+
+    void check(const Tensors& in, const Tensors& out) const {
+        TORCH_CHECK(!maps_experts, "enable_expert_mapping is True; the host NPU takes False only");
+        const auto &x = in[0], &bias = in[1];
+        const auto dtype = x.scalar_type();
+        TORCH_CHECK(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16, "x has dtype ", dtype,
+                    " instead of Float, Half or BFloat16");
+        TORCH_CHECK(x.dim() == 2, "x has shape ", x.sizes(), " instead of [tokens, experts]");
+        const auto experts = x.size(1);
+        TORCH_CHECK(groups > 0 && experts % groups == 0 && experts <= (groups == 8 ? 256 : 32), "group_num is ", groups,
+                    " for ", experts, " experts; ATB takes 8 groups of at most 32, or at most 32 experts in groups");
+        const auto require = [](const char* name, std::int64_t value, std::int64_t most) {
+            TORCH_CHECK(value > 0 && value <= most, name, " is ", value, " instead of 1 to ", most);
+        };
+        require("group_topk", group_topk, groups);
+        require("n", n, experts / groups);
+        require("k", k, experts);
+        TORCH_CHECK(bias.scalar_type() == dtype && bias.sizes() == at::IntArrayRef(experts), "add_num has dtype ",
+                    bias.scalar_type(), " and shape ", bias.sizes(), " instead of ", dtype, " and [", experts, "]");
+        const at::IntArrayRef sizes[] = {out[0].sizes(), out[1].sizes()};
+        TORCH_CHECK(out[0].scalar_type() == at::kFloat && out[1].scalar_type() == at::kInt && sizes[0] == sizes[1] &&
+                        sizes[0] == at::IntArrayRef({x.size(0), k}),
+                    "y and indices have dtypes ", out[0].scalar_type(), " and ", out[1].scalar_type(), " and shapes ",
+                    sizes[0], " and ", sizes[1], " instead of Float, Int and [", x.size(0), ", ", k, "]");
+    }
+
+    Tensors compute(const Tensors& in) const {
+        const infer::GroupTopkParam of_groups{static_cast<std::int32_t>(groups), static_cast<std::int32_t>(group_topk),
+                                              1, static_cast<std::uint16_t>(n)};
+        const auto scores = at::sigmoid(in[0].to(at::kFloat));
+        const auto chosen = largest_columns(of_largest_groups(scores + in[1].to(at::kFloat), of_groups), k);
+        const auto weights = scores.gather(1, chosen);
+        return {is_norm ? weights / weights.sum(1, true) * scale : weights, chosen};
+    }
+};
+
 }  // namespace
 }  // namespace atb
 
@@ -230,6 +272,23 @@ HOST_NPU_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(const aclTensor* key_cache
 }
 
 HOST_NPU_EXPORT int AtbPagedCacheLoad(void*, std::uint64_t, atb::Operation* operation, atb::Context* context) {
+    return atb::run(operation, context);
+}
+
+HOST_NPU_EXPORT int AtbFusedAddTopkDivGetWorkspaceSize(const aclTensor* x, const aclTensor* bias, const aclTensor*,
+                                                       const aclTensor*, std::uint32_t groups, std::uint32_t group_topk,
+                                                       std::uint32_t n, std::uint32_t k, int, bool is_norm, float scale,
+                                                       bool maps_experts, aclTensor* y, aclTensor* indices,
+                                                       std::uint64_t* workspace_size, atb::Operation** operation,
+                                                       atb::Context*) {
+    const atb::AddTopkDiv chosen{groups, group_topk, n, k, maps_experts, is_norm, scale};
+    return atb::begin({x, bias}, nullptr, {y, indices}, "FusedAddTopkDiv",
+                      {[chosen](const atb::Tensors& in, const atb::Tensors& out) { chosen.check(in, out); },
+                       [chosen](const atb::Tensors& in) { return chosen.compute(in); }},
+                      workspace_size, operation);
+}
+
+HOST_NPU_EXPORT int AtbFusedAddTopkDiv(void*, std::uint64_t, atb::Operation* operation, atb::Context* context) {
     return atb::run(operation, context);
 }
 }

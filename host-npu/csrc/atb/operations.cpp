@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
@@ -65,16 +66,6 @@ void require_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters
                 parameters.k, " are chosen");
 }
 
-// The groups of columns whose largest elements, or sums of these, are not among the `k` largest become 0.
-at::Tensor of_largest_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters) {
-    const auto groups = x.unflatten(1, {parameters.groups, -1});
-    const auto largest =
-        std::get<0>(at::topk(groups.to(at::kFloat), parameters.has_sums ? parameters.n : 1, -1)).sum(-1);
-    const auto chosen = std::get<1>(at::topk(largest, parameters.k, -1));
-    const auto is_kept = at::zeros_like(largest, at::kBool).scatter(1, chosen, true);
-    return (groups * is_kept.unsqueeze(-1)).flatten(1);
-}
-
 void require_scale(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset, const at::Tensor& y) {
     TORCH_CHECK((x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16) &&
                     scale.scalar_type() == x.scalar_type() && offset.scalar_type() == at::kChar &&
@@ -115,6 +106,19 @@ at::Tensor quantized(const at::Tensor& x, const at::Tensor& scale, const at::Ten
 }
 
 }  // namespace
+
+at::Tensor of_largest_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters) {
+    const auto groups = x.unflatten(1, {parameters.groups, -1});
+    const auto largest =
+        std::get<0>(at::topk(groups.to(at::kFloat), parameters.has_sums ? parameters.n : 1, -1)).sum(-1);
+    const auto chosen = largest_columns(largest, parameters.k);
+    const auto is_kept = at::zeros_like(largest, at::kBool).scatter(1, chosen, true);
+    return (groups * is_kept.unsqueeze(-1)).flatten(1);
+}
+
+at::Tensor largest_columns(const at::Tensor& x, std::int64_t k) {
+    return std::get<1>(at::sort(x, /*stable=*/true, -1, /*descending=*/true)).slice(1, 0, k);
+}
 
 template <>
 HOST_NPU_EXPORT Status CreateOperation(const infer::ReshapeAndCacheParam& parameters, Operation** operation) {

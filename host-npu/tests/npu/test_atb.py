@@ -1,5 +1,7 @@
 """Operations of ATB, as torch_npu calls them, against the same formulas in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch_npu
@@ -319,6 +321,49 @@ def test_scores_outside_the_largest_groups_become_zero(n):
     on_npu = scores.npu()
     torch_npu._npu_group_topk(on_npu, k=2, group_num=4, n=n)
     torch.testing.assert_close(on_npu.cpu(), scores * is_kept, rtol=0, atol=0)
+
+
+_EXPERTS: dict[str, Any] = {"group_num": 4, "group_topk": 2, "n": 2, "k": 3, "scale": 2.5}
+
+
+@pytest.mark.parametrize("is_norm", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, *_DTYPES])
+def test_experts_are_chosen_by_scores_with_a_bias_and_weigh_by_those_without(dtype, is_norm):
+    x, bias = torch.randn(5, 16).to(dtype), torch.rand(16).to(dtype)
+    weights, experts = torch_npu.atb.npu_fused_add_topk_div(x.npu(), bias.npu(), **_EXPERTS, is_norm=is_norm)
+    scores = x.double().sigmoid()
+    groups = (scores + bias).view(5, 4, 4)
+    kept = groups.topk(2, -1).values.sum(-1).topk(2, -1).indices
+    is_kept = torch.zeros(5, 4, dtype=torch.bool).scatter(1, kept, True).unsqueeze(-1)
+    chosen = (groups * is_kept).flatten(1).topk(3, -1).indices
+    expected = scores.gather(1, chosen)
+    assert torch.equal(experts.cpu(), chosen.int())
+    assert_near(weights, expected / expected.sum(-1, keepdim=True) * 2.5 if is_norm else expected, units=4)
+
+
+def test_of_equal_experts_the_first_are_chosen():
+    x, bias = torch.zeros(1, 16).npu(), torch.zeros(16).npu()
+    assert torch_npu.atb.npu_fused_add_topk_div(x, bias, **_EXPERTS)[1].tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"enable_expert_mapping": True}, "enable_expert_mapping is True; the host NPU takes False only"),
+        ({"group_num": 3}, "group_num is 3 for 16 experts"),
+        ({"group_topk": 5}, "group_topk is 5 instead of 1 to 4"),
+        ({"n": 2**16 + 1}, "n is 65537 instead of 1 to 4"),
+        ({"k": 17}, "k is 17 instead of 1 to 16"),
+        ({"add_num": torch.zeros(16).half()}, r"add_num has dtype Half and shape \[16\] instead of Float and \[16\]"),
+        ({"x": torch.zeros(5, 2, 16)}, r"x has shape \[5, 2, 16\] instead of \[tokens, experts\]"),
+    ],
+)
+def test_a_choice_of_experts_that_does_not_fit_is_refused(options, message):
+    arguments = {"x": torch.zeros(5, 16), "add_num": torch.zeros(16)} | _EXPERTS | options
+    on_npu = {name: each.npu() if isinstance(each, Tensor) else each for name, each in arguments.items()}
+    with pytest.raises(RuntimeError, match=f"ATB's FusedAddTopkDiv: {message}"):
+        torch_npu.atb.npu_fused_add_topk_div(**on_npu)
+        torch.npu.synchronize()
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
