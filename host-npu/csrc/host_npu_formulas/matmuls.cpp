@@ -38,37 +38,119 @@ void require_gate(const std::string& name, bool has_experts, at::ScalarType dtyp
                 "; CANN takes gates without experts, in float16 and with innerPrecise 1");
 }
 
+// Weights of int8 as numbers: each column has a scale and an offset, or each group of its rows.
+Tensor dequantized(const AnyTensor& weight, const OptionalTensor& scale, const OptionalTensor& offset) {
+    if (!scale) return weight.scalar_type() == at::kChar ? Tensor(weight) : widened(weight);
+    const auto of_rows = [&](const Tensor& x) {
+        if (x.dim() < weight.dim()) return x.unsqueeze(-2);
+        const auto rows = weight.size(-2), groups = x.size(-2);
+        TORCH_CHECK(groups > 0 && rows % groups == 0, "antiquantScale and antiquantOffset have ", groups,
+                    " groups, which do not divide the ", rows, " rows of a weight");
+        return x.repeat_interleave(rows / groups, -2);
+    };
+    const auto numbers = widened(weight);
+    return (offset ? numbers + of_rows(*offset) : numbers) * of_rows(*scale);
+}
+
 // Two layers, for each expert with its own matrices for its own rows.
-void ffn(const Tensor& x, const Tensor& weight1, const Tensor& weight2, const Sizes& tokens,
-         const OptionalTensor& bias1, const OptionalTensor& bias2, Without<"scale">, Without<"offset">,
-         Without<"deq_scale1">, Without<"deq_scale2">, Without<"antiquant_scale1">, Without<"antiquant_scale2">,
-         Without<"antiquant_offset1">, Without<"antiquant_offset2">, const std::string& activation,
-         std::int64_t precise, bool are_ends, const Out& out) {
-    require_gate(activation, !tokens.empty(), out.dtype(), precise);
-    const auto layers = [&](const Tensor& rows, const Tensor& w1, const Tensor& w2, const OptionalTensor& b1,
-                            const OptionalTensor& b2) {
-        const auto hidden = rows.matmul(w1);
-        const auto y = activated_by(b1 ? hidden + *b1 : hidden, activation).matmul(w2);
-        return b2 ? y + *b2 : y;
+void ffn(const AnyTensor& x, const AnyTensor& weight1, const AnyTensor& weight2, const Sizes& tokens,
+         const OptionalAnyTensor& bias1, const OptionalAnyTensor& bias2, const OptionalTensor& scale,
+         const OptionalTensor& offset, const OptionalAnyTensor& deq_scale1, const OptionalAnyTensor& deq_scale2,
+         const OptionalTensor& antiquant_scale1, const OptionalTensor& antiquant_scale2,
+         const OptionalTensor& antiquant_offset1, const OptionalTensor& antiquant_offset2,
+         const std::string& activation, std::int64_t precise, bool are_ends, const Out& out) {
+    const bool quantizes = x.scalar_type() == at::kChar, has_int8 = weight1.scalar_type() == at::kChar;
+    require_gate(activation, !tokens.empty(), has_int8 ? at::kChar : out.dtype(), precise);
+    const auto experts = tokens.empty() ? "" : std::to_string(tokens.size()) + " ";
+    std::vector<Shaped> shaped{{"x", x.sizes(), "* ... K1"},
+                               {"weight1", weight1.sizes(), experts + "K1 N1"},
+                               {"weight2", weight2.sizes(), experts + "K2 K1"}};
+    const auto require = [&](const char* name, const auto& tensor, const std::string& shape) {
+        if (tensor) shaped.push_back({name, tensor->sizes(), shape});
+    };
+    const auto one = tokens.empty() ? "1" : experts, columns1 = experts + "N1", columns2 = experts + "K1";
+    require("bias1", bias1, columns1);
+    require("bias2", bias2, columns2);
+    require("scale", scale, one + " | " + columns1);
+    require("offset", offset, one);
+    require("deqScale1", deq_scale1, columns1);
+    require("deqScale2", deq_scale2, columns2);
+    for (const auto& [name, tensor] :
+         {std::pair("antiquantScale1", antiquant_scale1), {"antiquantOffset1", antiquant_offset1}}) {
+        require(name, tensor, columns1 + " | " + experts + "G1 N1");
+    }
+    for (const auto& [name, tensor] :
+         {std::pair("antiquantScale2", antiquant_scale2), {"antiquantOffset2", antiquant_offset2}}) {
+        require(name, tensor, columns2 + " | " + experts + "G2 K1");
+    }
+    require_shapes(shaped);
+    TORCH_CHECK(!quantizes || (scale && deq_scale1 && deq_scale2),
+                "x has dtype int8, with which CANN takes scale, deqScale1 and deqScale2");
+    TORCH_CHECK(quantizes || !has_int8 || (antiquant_scale1 && antiquant_scale2), "the weights have dtype int8 and x ",
+                name_of(x.scalar_type()), ", with which CANN takes antiquantScale1 and antiquantScale2");
+    TORCH_CHECK(!quantizes || deq_scale1->scalar_type() != at::kFloat ||
+                    scale->numel() <= std::max<std::int64_t>(1, std::ssize(tokens)),
+                "scale has shape ", scale->sizes(), ", of columns, with which CANN takes no deqScale of float32");
+    const Tensor matrices[] = {dequantized(weight1, antiquant_scale1, antiquant_offset1),
+                               dequantized(weight2, antiquant_scale2, antiquant_offset2)};
+    const auto layers = [&](const Tensor& rows, std::optional<std::int64_t> expert) {
+        const auto of = [&](const Tensor& all) { return expert ? all[*expert] : all; };
+        const auto product = [&](const Tensor& left, const Tensor& matrix, const OptionalAnyTensor& bias,
+                                 const OptionalAnyTensor& deq_scale) {
+            const auto dtype = quantizes ? at::kDouble : at::kFloat;
+            auto y = left.to(dtype).matmul(of(matrix).to(dtype));
+            if (bias) y = y + of(*bias).to(dtype);
+            return deq_scale ? (y * of(scale_of(*deq_scale))).to(at::kFloat) : y;
+        };
+        auto hidden = activated_by(product(rows, matrices[0], bias1, deq_scale1), activation);
+        if (quantizes) {
+            hidden = hidden * of(*scale);
+            hidden = saturated(offset ? hidden + of(*offset) : hidden, at::kChar);
+        }
+        return product(hidden, matrices[1], bias2, deq_scale2);
     };
     if (tokens.empty()) {
-        out = layers(x, weight1, weight2, bias1, bias2);
+        out = layers(x, std::nullopt);
         return;
     }
-    TORCH_CHECK(weight1.dim() == 3 && weight2.dim() == 3 && weight1.size(0) == static_cast<std::int64_t>(tokens.size()),
-                "weight1 of shape ", weight1.sizes(), " must have one matrix for each of ", tokens.size(), " experts");
     auto sizes = tokens;
     if (are_ends) std::adjacent_difference(sizes.begin(), sizes.end(), sizes.begin());
-    const auto parts = x.flatten(0, -2).split_with_sizes(sizes);
     std::vector<Tensor> results;
-    for (std::size_t expert = 0; expert < parts.size(); ++expert) {
-        const auto at = static_cast<std::int64_t>(expert);
-        const auto row = [&](const OptionalTensor& bias) { return bias ? OptionalTensor((*bias)[at]) : std::nullopt; };
-        results.push_back(layers(parts[expert], weight1[at], weight2[at], row(bias1), row(bias2)));
+    for (const auto& part : x.flatten(0, -2).split_with_sizes(sizes)) {
+        results.push_back(layers(part, static_cast<std::int64_t>(results.size())));
     }
     out = at::cat(results).view(out.sizes());
 }
-const Formula<"aclnnFFNV2", ffn> feed_forward;
+std::vector<aclDataType> ffn_dtypes(aclDataType x, aclDataType weight, aclDataType bias, aclDataType scale,
+                                    aclDataType deq_scale, aclDataType antiquant, aclDataType y) {
+    return {x,         weight,    weight,    bias,      bias,      scale,     scale,
+            deq_scale, deq_scale, antiquant, antiquant, antiquant, antiquant, y};
+}
+constexpr auto kAbsent = ACL_DT_UNDEFINED;
+const Formula<"aclnnFFNV2", ffn> feed_forward{
+    TensorRules{{"x", kHalves | Dtypes{ACL_INT8}},
+                {"weight1", kHalves | Dtypes{ACL_INT8}},
+                {"weight2", kHalves | Dtypes{ACL_INT8}},
+                {"bias1", {ACL_FLOAT16, ACL_FLOAT, ACL_INT32}},
+                {"bias2", {ACL_FLOAT16, ACL_FLOAT, ACL_INT32}},
+                {"scale", kFloat},
+                {"offset", kFloat},
+                {"deqScale1", {ACL_INT64, ACL_FLOAT, ACL_BF16}},
+                {"deqScale2", {ACL_INT64, ACL_FLOAT, ACL_BF16}},
+                {"antiquantScale1", kHalves},
+                {"antiquantScale2", kHalves},
+                {"antiquantOffset1", kHalves},
+                {"antiquantOffset2", kHalves},
+                {"y", kHalves}},
+    Together{{"x", "weight1", "weight2", "bias1", "bias2", "scale", "offset", "deqScale1", "deqScale2",
+              "antiquantScale1", "antiquantScale2", "antiquantOffset1", "antiquantOffset2", "y"},
+             {ffn_dtypes(ACL_FLOAT16, ACL_FLOAT16, ACL_FLOAT16, kAbsent, kAbsent, kAbsent, ACL_FLOAT16),
+              ffn_dtypes(ACL_BF16, ACL_BF16, ACL_FLOAT, kAbsent, kAbsent, kAbsent, ACL_BF16),
+              ffn_dtypes(ACL_INT8, ACL_INT8, ACL_INT32, ACL_FLOAT, ACL_INT64, kAbsent, ACL_FLOAT16),
+              ffn_dtypes(ACL_INT8, ACL_INT8, ACL_INT32, ACL_FLOAT, ACL_FLOAT, kAbsent, ACL_FLOAT16),
+              ffn_dtypes(ACL_INT8, ACL_INT8, ACL_INT32, ACL_FLOAT, ACL_BF16, kAbsent, ACL_BF16),
+              ffn_dtypes(ACL_FLOAT16, ACL_INT8, ACL_FLOAT16, kAbsent, kAbsent, ACL_FLOAT16, ACL_FLOAT16),
+              ffn_dtypes(ACL_BF16, ACL_INT8, ACL_FLOAT, kAbsent, kAbsent, ACL_BF16, ACL_BF16)}}};
 
 void transpose_batch_matmul(const Tensor& x1, const Tensor& x2, const OptionalTensor& bias, Without<"scale">,
                             const Sizes& perm1, const Sizes& perm2, const Sizes& perm_y, std::int8_t,

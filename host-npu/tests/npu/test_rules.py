@@ -26,6 +26,15 @@ _X, _ROW, _ROWS = t(4, 8), t(8), t(4, 1, dtype=_F)
 _STEP = [ctypes.c_float(value) for value in (1e-3, 0.9, 0.99, 0.01, 1e-8)]
 _FUNCTIONS = [
     Function("aclnnSwiGlu", (_X, -1, t(4, 4)), ((0, t(4, 7), "dimension -1 has 7 elements, which cannot be halved"),)),
+    Function(
+        "aclnnFFNV2",
+        (
+            *(t(4, 8, dtype=_I8), t(8, 6, dtype=_I8), t(6, 8, dtype=_I8), None, t(6, dtype=_I32), t(8, dtype=_I32)),
+            *(t(1, dtype=_F), t(1, dtype=_F), t(6, dtype=_F), t(8, dtype=_F), None, None, None, None),
+            *("relu", 0, False, _X),
+        ),
+        ((8, t(6, dtype=_I64), "deqScale1 int64, deqScale2 float32, y float16"),),
+    ),
     Function("aclnnSwiGluGrad", (t(4, 4), _X, -1, _X), mixed=(0, 1, 3)),
     Function("aclnnGeluV2", (_X, 0, _X)),
     Function(
