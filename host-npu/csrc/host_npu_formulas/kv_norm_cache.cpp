@@ -64,8 +64,7 @@ struct KvNorm {
     Tensor kv, gamma, cos, sin;
     IntegerTensor index;
     Out key_cache, value_cache;
-    Without<"k_rope_scale"> key_scale;
-    Without<"c_kv_scale"> value_scale;
+    OptionalTensor key_scale, value_scale;
     Without<"k_rope_offset"> key_offset;
     Without<"c_kv_offset"> value_offset;
     Without<"v"> v;
@@ -83,6 +82,18 @@ void write_rows(const Tensor& rows, const KvNorm& in, const Out& cache) {
     write_blocks(rows.flatten(0, 2), index, in.mode, cache);
 }
 
+// Rows as a cache has them: those of int8 times a scale.
+Tensor as_cached(const Tensor& rows, const char* name, const OptionalTensor& scale, const Out& cache) {
+    const bool is_int8 = cache.dtype() == at::kChar;
+    TORCH_CHECK(is_int8 == scale.has_value() && (is_int8 || c10::isFloatingType(cache.dtype())), name, " is ",
+                scale ? "given" : "absent", " for a cache of dtype ", name_of(cache.dtype()),
+                "; the host NPU takes it for int8, and no other dtype that is quantized");
+    if (!scale) return rows;
+    const auto size = std::to_string(rows.size(-1));
+    require_shapes({{name, scale->sizes(), size + " | 1 " + size}});
+    return saturated(rows * *scale, at::kChar);
+}
+
 void kv_norm(const KvNorm& in) {
     static const std::set<std::string> modes{"Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"};
     TORCH_CHECK(modes.contains(in.mode), "the host NPU has the cache modes ", c10::Join(", ", modes), " only, not ",
@@ -94,8 +105,8 @@ void kv_norm(const KvNorm& in) {
     const auto parts = in.kv.split_with_sizes({size, in.kv.size(-1) - size}, -1);
     const auto value = rms_normal(parts[0], in.gamma, in.epsilon).result;
     const auto key = rotated_sorted(parts[1], in.cos, in.sin);
-    write_rows(key, in, in.key_cache);
-    write_rows(value, in, in.value_cache);
+    write_rows(as_cached(key, "k_rope_scale", in.key_scale, in.key_cache), in, in.key_cache);
+    write_rows(as_cached(value, "c_kv_scale", in.value_scale, in.value_cache), in, in.value_cache);
     if (!in.with_rows) return;
     *in.key_out = key;
     *in.value_out = value;

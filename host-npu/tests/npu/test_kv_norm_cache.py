@@ -91,6 +91,43 @@ def test_rows_go_to_blocks_and_tiles(mode):
         assert_near(_in_tiles(cache) if mode.endswith("NZ") else cache.flatten(0, 2), expected, units=2)
 
 
+@pytest.mark.parametrize("mode", ["PA", "PA_NZ"])
+def test_caches_of_int8_have_scales(mode):
+    inputs, slots, scale = _inputs(torch.float16), torch.tensor([9, -1, 30]), torch.rand(1, _VALUES) * 60
+    # CANN takes any of the two in int8.
+    keys = torch.zeros(4, 8, 1, _KEYS).half().npu()
+    values = torch.zeros(4, 8, 1, _VALUES, dtype=torch.int8).npu()
+    torch_npu.npu_kv_rmsnorm_rope_cache(
+        *(each.npu() for each in inputs), slots.npu(), keys, values, epsilon=_EPSILON, cache_mode=mode,
+        c_kv_scale=scale.npu(),
+    )  # fmt: skip
+    key_rows, value_rows = (rows[:, 0, 0] for rows in _rows(*inputs))
+    exact = torch.zeros(32, _VALUES, dtype=torch.float64)
+    exact[[9, 30]] = (value_rows * scale)[[0, 2]].clamp(-128, 127)
+    assert (values.cpu().view(32, _VALUES) - exact).abs().max() < 0.501
+    assert_near(keys.view(32, _KEYS)[[9, 30]], key_rows[[0, 2]], units=2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "sentence"),
+    [
+        (torch.int8, {}, "k_rope_scale is absent for a cache of dtype int8"),
+        (torch.float16, {"k_rope_scale": torch.ones(_KEYS)}, "k_rope_scale is given for a cache of dtype float16"),
+        (torch.int8, {"k_rope_scale": torch.ones(8)}, r"k_rope_scale has shape \[8\] instead of \[16\] or \[1, 16\]"),
+        (torch.int8, {"k_rope_offset": torch.ones(_KEYS)}, "without k_rope_offset only"),
+    ],
+    ids=["absent", "float16", "shape", "offset"],
+)
+def test_scales_are_those_of_int8(dtype, options, sentence):
+    keys, values = torch.zeros(4, 8, 1, _KEYS).to(dtype).npu(), torch.zeros(4, 8, 1, _VALUES).half().npu()
+    on_npu = {name: each.npu() for name, each in options.items()}
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_kv_rmsnorm_rope_cache(
+            *(each.npu() for each in _inputs(torch.float16)), torch.zeros(3).long().npu(), keys, values,
+            cache_mode="PA", **on_npu,
+        )  # fmt: skip
+
+
 def test_other_cache_modes_are_refused_at_the_call():
     inputs = _inputs(torch.float16)
     caches = torch.zeros(4, 8, 1, _KEYS).half().npu(), torch.zeros(4, 8, 1, _VALUES).half().npu()
