@@ -26,8 +26,9 @@ void require_computed(const Setting& at) {
                 at.keep_prob, at.drop_mask ? " with" : " without",
                 " a mask of dropout; it must be 1 without one, and otherwise at least 0 and below 1");
     TORCH_CHECK(at.mode >= 0 && at.mode <= 6, "the host NPU has the sparse modes 0 to 6 only, not ", at.mode);
-    TORCH_CHECK(!at.sink || (at.sink->dim() == 1 && at.sink->size(0) == at.heads && !at.packed()),
-                "the host NPU takes a sink of ", at.heads, " numbers, and none in the layout TND");
+    TORCH_CHECK(!at.sink || (at.sink->dim() == 1 && at.sink->size(0) == at.heads), "sink has shape ",
+                at.sink ? at.sink->sizes() : at::IntArrayRef(), " instead of one number for each of ", at.heads,
+                " heads");
     TORCH_CHECK(at.mode < 5 || !at.packed(), "the host NPU has no prefixes in the layout TND");
     TORCH_CHECK(at.pse_type == 0 || at.pse_type == 1, "the host NPU has the pse types 0 and 1 only, not ", at.pse_type);
     TORCH_CHECK(at.layout == "BSH" || at.layout == "SBH" || at.layout == "BSND" || at.layout == "BNSD" || at.packed(),
@@ -307,6 +308,7 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
                s = of_queries(sum.narrow(-1, 0, 1));
     const auto k = sequences(key, at.ends_of_keys), v = sequences(value, at.ends_of_keys);
     std::vector<Tensor> queries, keys, values;
+    Tensor of_sink;
     std::int64_t first = 0;
     for (std::size_t index = 0; index < q.size(); ++index) {
         const auto head = [&](const Tensor& x) { return by_head(x, at.layout, at.heads); };
@@ -317,7 +319,9 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
         queries.push_back(in_layout(grads.query, at.layout));
         keys.push_back(in_layout(grads.key, at.layout));
         values.push_back(in_layout(grads.value, at.layout));
+        if (at.sink) of_sink = of_sink.defined() ? of_sink + grads.sink : grads.sink;
     }
+    if (at.sink && dsink) *dsink = of_sink;
     dq = of_all_tokens(queries, query);
     dk = of_all_tokens(keys, key);
     dv = of_all_tokens(values, value);

@@ -51,10 +51,15 @@ TensorRules with_rope(TensorRules rules) {
 }
 
 // The last gradients are those of queries, keys, values and pse.
-TensorRules with_rope_grads(TensorRules rules) {
+TensorRules with_grads_of_rope(TensorRules rules) {
     rules.insert(rules.end() - 2, {"dkRopeOut", kFloats});
     rules.insert(rules.end() - 4, {"dqRopeOut", kFloats});
-    return with_rope(std::move(rules));
+    return rules;
+}
+TensorRules with_rope_grads(TensorRules rules) { return with_rope(with_grads_of_rope(std::move(rules))); }
+TensorRules with_sink_grad(TensorRules rules) {
+    rules.push_back({"dsinkOut", kFloat, "N"});
+    return rules;
 }
 
 // The arguments of all versions: those that are not read say how exactly CANN computes, or what it knows without.
@@ -233,6 +238,11 @@ const Formula<
 const Formula<"aclnnFlashAttentionVarLenScoreV4", collected<score, kScoreInputs, kEnds, kScoreWindow, kScoreMode,
                                                             &Attention::softmax_layout, kScoreResults>>
     score_of_sequences_v4{forward_rules()};
+const Formula<"aclnnFlashAttentionVarLenScoreV5",
+              collected<score, &Score::query, &Score::no_query_rope, &Score::key, &Score::no_key_rope, &Score::value,
+                        kScoreFurther, &Attention::sink, kStartsAndEnds, kScoreWindow, kScoreMode, &Attention::pse_type,
+                        &Attention::softmax_layout, kScoreResults>>
+    score_of_sequences_with_sink{forward_rules({{"sinkOptional", kFloat, "N"}})};
 
 const Formula<"aclnnFlashAttentionScoreGrad",
               collected<score_grad, kScoreGradInputs, &Attention::prefix, kScoreWindow, kScoreMode, kScoreGrads>>
@@ -267,6 +277,13 @@ const Formula<"aclnnFlashAttentionUnpaddingScoreGradV3",
 const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", collected<score_grad, kScoreGradInputs, kEnds, kScoreWindow,
                                                                    kScoreMode, kScoreGrads, &Attention::softmax_layout>>
     grad_of_sequences_v4{backward_rules()};
+const Formula<
+    "aclnnFlashAttentionUnpaddingScoreGradV5",
+    collected<score_grad, &ScoreGrad::query, &ScoreGrad::no_query_rope, &ScoreGrad::key, &ScoreGrad::no_key_rope,
+              &ScoreGrad::value, kScoreGradFurther, &Attention::sink, kStartsAndEnds, kScoreWindow, kScoreMode,
+              &Attention::pse_type, &Attention::softmax_layout, &ScoreGrad::dq, &ScoreGrad::dquery_rope, &ScoreGrad::dk,
+              &ScoreGrad::dkey_rope, &ScoreGrad::dv, &ScoreGrad::dpse, &ScoreGrad::dsink>>
+    grad_of_sequences_with_sink{with_sink_grad(with_grads_of_rope(backward_rules({{"sinkInOptional", kFloat, "N"}})))};
 
 }  // namespace
 }  // namespace host_npu

@@ -178,6 +178,49 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
         assert_near(actual.grad, wanted.grad, units=2)
 
 
+def _attention_with_sink(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
+    """Return the causal attention of [heads, sequence, size]."""
+    scores = query @ key.repeat_interleave(2, 0).mT * _SCALE
+    rows, columns = scores.shape[1:]
+    scores = scores.masked_fill(_TRIANGLE[:rows, :columns].roll(columns - rows, 1).triu(columns - rows + 1), -torch.inf)
+    weights = torch.cat([scores, sink.view(-1, 1, 1).expand(-1, rows, 1)], -1).softmax(-1)
+    return weights[..., :-1] @ value.repeat_interleave(2, 0)
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "TND", "TND by token"])
+def test_a_sink_takes_part_in_the_softmax_and_attends_to_nothing(layout):
+    lengths = [(6, 9)] if layout == "BNSD" else [(2, 3), (4, 6)]
+    inputs = [torch.randn(heads, n, 16).half() for heads, n in ((4, 6), (2, 9), (2, 9))] + [torch.randn(4)]
+    ends = [torch.tensor(each).cumsum(0) for each in zip(*lengths, strict=True)]
+    options = {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1]} if layout != "BNSD" else {}
+    if layout == "TND by token":
+        options["softmax_layout"] = "TND"
+    of_layout = (lambda x: x[None]) if layout == "BNSD" else (lambda x: x.transpose(0, 1).contiguous())
+    on_npu = [of_layout(each).npu().requires_grad_() for each in inputs[:3]] + [inputs[3].npu().requires_grad_()]
+    result, *_ = torch_npu.npu_fusion_attention_v3(
+        *on_npu[:3], 4, layout[:4].strip(), atten_mask=_TRIANGLE.npu(), scale=_SCALE, sparse_mode=3, sink=on_npu[3],
+        **options,
+    )  # fmt: skip
+    exact = [each.double().requires_grad_() for each in inputs]
+    parts = [each.split([length[at > 0] for length in lengths], 1) for at, each in enumerate(exact[:3])]
+    expected = torch.cat([_attention_with_sink(*each, exact[3]) for each in zip(*parts, strict=True)], 1)
+    assert_near(result, of_layout(expected), units=2)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (result * of_layout(weights).half().npu()).sum().backward()
+    for found, wanted in zip(on_npu, exact, strict=True):
+        wanted_grad = wanted.grad if wanted.dim() == 1 else of_layout(wanted.grad)
+        torch.testing.assert_close(found.grad.cpu().double(), wanted_grad, rtol=2e-2, atol=2e-2)
+
+
+def test_a_sink_has_a_number_for_each_head():
+    x, ends = torch.randn(6, 4, 16).half().npu(), torch.tensor([6])
+    with pytest.raises(RuntimeError, match=r"sink has shape \[3\] instead of one number for each of 4 heads"):
+        torch_npu.npu_fusion_attention_v3(
+            x, x, x, 4, "TND", sink=torch.zeros(3).npu(), actual_seq_qlen=ends, actual_seq_kvlen=ends
+        )
+
+
 @pytest.mark.parametrize("has_rope", [False, True])
 def test_a_part_of_the_heads_may_have_tensors_of_its_own(has_rope):
     inputs = [torch.randn(9, heads, size) for heads, size in ((_HEADS, 32), (2, 32), (2, 32), (_HEADS, 16), (2, 16))]
