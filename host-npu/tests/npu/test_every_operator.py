@@ -90,7 +90,7 @@ def test_after_every_operator_others_compute_the_right_thing(found):
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
-        ("npu::npu_nsa_select_attention_grad", "aclnnNsaSelectedAttentionGrad"),
+        ("npu::npu_nsa_select_attention_infer", "aclnnNsaSelectedAttentionInfer"),
         ("npu::npu_all_to_all_matmul", "aclnnAlltoAllMatmul"),
         ("atb::npu_mla_preprocess", "ATB's AtbMLAPreprocess"),
     ],
