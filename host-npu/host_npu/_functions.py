@@ -41,8 +41,10 @@ ATB = {
     "_npu_reshape_and_cache": "ReshapeAndCache",
     "_npu_rotary_embedding": "Rope",
     "npu_fused_add_topk_div": "FusedAddTopkDiv",
+    "npu_multi_head_latent_attention": "MLA",
     "npu_paged_cache_load": "PagedCacheLoad",
     "npu_ring_mla": "RingMLA",
+    "npu_self_attention_prefix_encoder": "SelfAttention",
 }
 
 # Others, which programs do not call: gradients and parts of other functions.

@@ -50,7 +50,7 @@ torch_npu selects the operator by the chip and the arguments, too: on Ascend950,
 `aclnnFlashAttentionScoreV4`.
 
 **ATB** (operators for serving): ReshapeAndCache, PagedCacheLoad, Rope, SelfAttention (PA_ENCODER and PREFIX_ENCODER),
-PagedAttention, RingMLA, GroupTopk, FusedAddTopkDiv and Linear with accumulation are computed by a formula, without
+PagedAttention, MLA, RingMLA, GroupTopk, FusedAddTopkDiv and Linear with accumulation are computed by a formula, without
 quantization, and so are the Elewise that quantizes columns and the RmsNorm that quantizes. The others are refused.
 """
 

@@ -154,7 +154,7 @@ struct PagedAttentionParam {
 };
 
 struct SelfAttentionParam {
-    enum class Mask : int { kNone, kNorm, kAlibi, kNormCompressed };
+    enum class Mask : int { kNone, kNorm, kAlibi, kNormCompressed, kCausal = 9 };
     enum class Kind : int { kFlash, kEncoder, kDecoder, kPagedEncoder, kPrefixEncoder };
     int quantization;
     aclDataType out_dtype;

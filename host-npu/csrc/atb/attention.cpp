@@ -219,18 +219,18 @@ Tensors Attention::compute(const Tensors& inputs) const {
     return {at::cat(outputs)};
 }
 
-Operation* operation_of(const char* name, const Attention& attention) {
-    return new Computed(name, {[attention](const Tensors& in, const Tensors& out) { attention.check(in, out); },
-                               [attention](const Tensors& in) { return attention.compute(in); }});
+Formula formula_of(const Attention& attention) {
+    return {[attention](const Tensors& in, const Tensors& out) { attention.check(in, out); },
+            [attention](const Tensors& in) { return attention.compute(in); }};
 }
 
 }  // namespace
 
-template <>
-HOST_NPU_EXPORT Status CreateOperation(const infer::SelfAttentionParam& parameters, Operation** operation) {
+Formula formula_of(const infer::SelfAttentionParam& parameters) {
     using Param = infer::SelfAttentionParam;
     const bool has_prefix = parameters.kind == Param::Kind::kPrefixEncoder;
-    const bool is_compressed = parameters.mask == Param::Mask::kNormCompressed;
+    const bool has_no_mask = has_prefix && parameters.mask == Param::Mask::kCausal;
+    const bool is_compressed = has_no_mask || parameters.mask == Param::Mask::kNormCompressed;
     require_simulated(parameters.quantization == 0, "SelfAttention with quantization");
     require_simulated(has_prefix || parameters.kind == Param::Kind::kPagedEncoder,
                       "SelfAttention with calcType " + std::to_string(int(parameters.kind)));
@@ -244,12 +244,19 @@ HOST_NPU_EXPORT Status CreateOperation(const infer::SelfAttentionParam& paramete
                          : parameters.mask == Param::Mask::kNorm ? Masking::kSquare
                                                                  : Masking::kNone;
     const Places with_prefix{.values = 2, .table = 3, .mask = 4, .rows = 5, .contexts = 6};
+    const Places with_prefix_alone{.values = 2, .table = 3, .mask = {}, .rows = 4, .contexts = 5};
     const Places with_mask{.values = 2, .table = {}, .mask = 3, .rows = 4, .contexts = {}};
     const Places without_mask{.values = 2, .table = {}, .mask = {}, .rows = 3, .contexts = {}};
-    *operation = operation_of("SelfAttention", {parameters.heads, kv_heads(parameters), parameters.scale, masking,
-                                                has_prefix                  ? with_prefix
-                                                : masking == Masking::kNone ? without_mask
-                                                                            : with_mask});
+    return formula_of(Attention{parameters.heads, kv_heads(parameters), parameters.scale, masking,
+                                has_no_mask                 ? with_prefix_alone
+                                : has_prefix                ? with_prefix
+                                : masking == Masking::kNone ? without_mask
+                                                            : with_mask});
+}
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::SelfAttentionParam& parameters, Operation** operation) {
+    *operation = new Computed("SelfAttention", formula_of(parameters));
     return 0;
 }
 
@@ -268,12 +275,13 @@ HOST_NPU_EXPORT Status CreateOperation(const infer::PagedAttentionParam& paramet
     const Places with_bias{.values = 2, .table = 3, .mask = 5, .rows = {}, .contexts = 4};
     const Places of_several{.values = 2, .table = 3, .mask = 5, .rows = 6, .contexts = 4};
     const auto masking = parameters.has_lengths ? Masking::kRows : has_bias ? Masking::kBias : Masking::kNone;
-    *operation = operation_of("PagedAttention", {parameters.heads, kv_heads(parameters), parameters.scale, masking,
-                                                 parameters.mla_value_size > 0 ? of_keys
-                                                 : has_bias                    ? with_bias
-                                                 : parameters.has_lengths      ? of_several
-                                                                               : of_one,
-                                                 parameters.mla_value_size});
+    *operation = new Computed("PagedAttention",
+                              formula_of(Attention{parameters.heads, kv_heads(parameters), parameters.scale, masking,
+                                                   parameters.mla_value_size > 0 ? of_keys
+                                                   : has_bias                    ? with_bias
+                                                   : parameters.has_lengths      ? of_several
+                                                                                 : of_one,
+                                                   parameters.mla_value_size}));
     return 0;
 }
 

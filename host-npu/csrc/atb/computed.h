@@ -37,6 +37,8 @@ at::Tensor largest_columns(const at::Tensor& x, std::int64_t k);
 // The groups of columns whose largest elements, or sums of these, are not among the `k` largest become 0.
 at::Tensor of_largest_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters);
 
+Formula formula_of(const infer::SelfAttentionParam& parameters);
+
 class Computed : public Operation {
   public:
     Computed(std::string name, Formula formula) : name_(std::move(name)), formula_(std::move(formula)) {}

@@ -53,16 +53,18 @@ Tensor tensor_of(const aclTensor* tensor, bool is_on_host) {
     return made;
 }
 
-// `on_host` is the one tensor that is there.
-int begin(std::initializer_list<const aclTensor*> inputs, const aclTensor* on_host,
+int begin(std::initializer_list<const aclTensor*> inputs, std::initializer_list<const aclTensor*> on_host,
           std::initializer_list<const aclTensor*> outputs, const char* name, const Formula& formula,
           std::uint64_t* workspace_size, Operation** operation) {
     given = {};
     *workspace_size = 0;
     for (const auto* tensor : inputs) {
-        if (tensor != nullptr) given.inputs.push_back(tensor_of(tensor, tensor == on_host));
+        if (tensor != nullptr)
+            given.inputs.push_back(tensor_of(tensor, std::ranges::find(on_host, tensor) != on_host.end()));
     }
-    for (const auto* tensor : outputs) given.outputs.push_back(tensor_of(tensor, false));
+    for (const auto* tensor : outputs) {
+        if (tensor != nullptr) given.outputs.push_back(tensor_of(tensor, false));
+    }
     if (*operation == nullptr) {
         auto* const made = new Called(name, formula);
         made->first = given;
@@ -185,6 +187,66 @@ Tensors loaded(const Tensors& in, bool is_cumulative) {
     return {at::index_select(keys.flatten(0, 1), 0, all), at::index_select(values.flatten(0, 1), 0, all)};
 }
 
+// Latent attention of one query of each sequence to the keys of two parts in blocks of a cache, whose first parts are
+// the values.
+struct Latent {
+    std::int64_t heads, key_heads, mask_type, calculation, cache;
+    float scale;
+
+    void check(const Tensors& in, const Tensors& out) const {
+        TORCH_CHECK(in.size() == 6 && cache == 1 && mask_type == 0 && calculation != 1, "cache_mode is ", cache,
+                    ", mask_type ", mask_type, " and calc_type ", calculation, ", and ", in.size() - 6,
+                    " of qseqlen, qk_descale and pv_descale are given; the host NPU takes krope_ctkv (1), undefined ",
+                    "(0), calc_type_undefined (0) or calc_type_ring (2), and none of the three");
+        require_int32("block_tables", in[4]);
+        const auto dtype = in[0].scalar_type();
+        TORCH_CHECK(dtype == at::kHalf || dtype == at::kBFloat16, "q_nope has dtype ", dtype,
+                    " instead of Half or BFloat16");
+        TORCH_CHECK(key_heads == 1, "kv_headnum is ", key_heads, " instead of 1");
+        TORCH_CHECK(in[2].dim() == 4 && in[2].size(1) > 0 && in[2].size(1) <= 128 && in[4].dim() == 2,
+                    "ctkv and block_tables have shapes ", in[2].sizes(), " and ", in[4].sizes(),
+                    " instead of [blocks, at most 128, 1, 512] and [sequences, blocks]");
+        const auto sequences = in[5].numel(), blocks = in[2].size(0), size = in[2].size(1);
+        const auto require = [&](const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {
+            TORCH_CHECK(tensor.sizes() == shape && tensor.scalar_type() == dtype, name, " has dtype ",
+                        tensor.scalar_type(), " and shape ", tensor.sizes(), " instead of ", dtype, " and ", shape);
+        };
+        require("q_nope", in[0], {sequences, heads, 512});
+        require("q_rope", in[1], {sequences, heads, 64});
+        require("ctkv", in[2], {blocks, size, 1, 512});
+        require("k_rope", in[3], {blocks, size, 1, 64});
+        require("output", out[0], {sequences, heads, 512});
+        TORCH_CHECK(calculation == 0 || out.size() == 2, "calc_type_ring (2) needs lse");
+        if (calculation == 2) {
+            TORCH_CHECK(out[1].sizes() == at::IntArrayRef({sequences, heads, 1}), "lse has shape ", out[1].sizes(),
+                        " instead of ", at::IntArrayRef({sequences, heads, 1}));
+        }
+        for (const auto context : numbers(in[5])) {
+            TORCH_CHECK(sequences <= in[4].size(0) && context >= 0 && context <= in[4].size(1) * size,
+                        "block_tables of shape ", in[4].sizes(), " does not have the blocks of ", size, " of ", context,
+                        " tokens");
+        }
+    }
+
+    Tensors compute(const Tensors& in) const {
+        const auto queries = at::cat({in[0], in[1]}, -1).to(at::kFloat);
+        Tensors results, log_sums;
+        const auto contexts = numbers(in[5]);
+        for (std::size_t index = 0; index < contexts.size(); ++index) {
+            const auto sequence = static_cast<std::int64_t>(index), context = contexts[index];
+            const auto blocks = in[4][sequence].slice(0, 0, (context + in[2].size(1) - 1) / in[2].size(1));
+            const auto part = [&](const at::Tensor& cache) { return at::index_select(cache, 0, blocks).flatten(0, 2); };
+            const auto keys = at::cat({part(in[2]), part(in[3])}, -1).slice(0, 0, context).to(at::kFloat);
+            const auto scores = queries[sequence].matmul(keys.t()) * scale;
+            results.push_back(scores.softmax(-1).matmul(keys.slice(1, 0, 512)));
+            log_sums.push_back(at::logsumexp(scores, -1, true));
+        }
+        if (results.empty()) return {};
+        if (calculation == 0) return {at::cat(results)};
+        return {at::cat(results), at::cat(log_sums)};
+    }
+};
+
 // Experts of the largest scores with a bias, within the chosen groups, and their scores.
 struct AddTopkDiv {
     std::int64_t groups, group_topk, n, k;
@@ -240,7 +302,7 @@ HOST_NPU_EXPORT int AtbRingMLAGetWorkspaceSize(const aclTensor* query, const acl
                                                atb::Context*) {
     const atb::Ring ring{scale, mask_type == 1, calculation == 1};
     if (ring.is_first) previous = previous_log_sum = nullptr;
-    return atb::begin({query, query_rope, key, key_rope, value, mask, lengths, previous, previous_log_sum}, lengths,
+    return atb::begin({query, query_rope, key, key_rope, value, mask, lengths, previous, previous_log_sum}, {lengths},
                       {result, log_sum}, "RingMLA",
                       {[ring](const atb::Tensors& in, const atb::Tensors&) { ring.check(in); },
                        [ring](const atb::Tensors& in) { return ring.compute(in); }},
@@ -266,7 +328,7 @@ HOST_NPU_EXPORT int AtbPagedCacheLoadGetWorkspaceSize(const aclTensor* key_cache
         TORCH_CHECK(in[4].numel() >= sequences, "seq_starts has ", in[4].numel(), " numbers for ", sequences,
                     " sequences");
     };
-    return atb::begin({key_cache, value_cache, table, lengths, starts}, nullptr, {key, value}, "PagedCacheLoad",
+    return atb::begin({key_cache, value_cache, table, lengths, starts}, {}, {key, value}, "PagedCacheLoad",
                       {check, [is_cumulative](const atb::Tensors& in) { return atb::loaded(in, is_cumulative); }},
                       workspace_size, operation);
 }
@@ -282,13 +344,64 @@ HOST_NPU_EXPORT int AtbFusedAddTopkDivGetWorkspaceSize(const aclTensor* x, const
                                                        std::uint64_t* workspace_size, atb::Operation** operation,
                                                        atb::Context*) {
     const atb::AddTopkDiv chosen{groups, group_topk, n, k, maps_experts, is_norm, scale};
-    return atb::begin({x, bias}, nullptr, {y, indices}, "FusedAddTopkDiv",
+    return atb::begin({x, bias}, {}, {y, indices}, "FusedAddTopkDiv",
                       {[chosen](const atb::Tensors& in, const atb::Tensors& out) { chosen.check(in, out); },
                        [chosen](const atb::Tensors& in) { return chosen.compute(in); }},
                       workspace_size, operation);
 }
 
 HOST_NPU_EXPORT int AtbFusedAddTopkDiv(void*, std::uint64_t, atb::Operation* operation, atb::Context* context) {
+    return atb::run(operation, context);
+}
+
+HOST_NPU_EXPORT int AtbMLAGetWorkspaceSize(const aclTensor* query, const aclTensor* query_rope, const aclTensor* keys,
+                                           const aclTensor* key_rope, const aclTensor* table, const aclTensor* contexts,
+                                           const aclTensor*, const aclTensor* lengths, const aclTensor* score_scale,
+                                           const aclTensor* value_scale, std::int32_t heads, float scale,
+                                           std::int32_t key_heads, int mask_type, int calculation, std::uint8_t cache,
+                                           aclTensor* result, aclTensor* log_sum, std::uint64_t* workspace_size,
+                                           atb::Operation** operation, atb::Context*) {
+    const atb::Latent latent{heads, key_heads, mask_type, calculation, cache, scale};
+    // torch_npu keeps the operation for calls with other tensors.
+    return atb::begin({query, query_rope, keys, key_rope, table, contexts, lengths, score_scale, value_scale},
+                      {contexts, lengths}, {result, calculation == 2 ? log_sum : nullptr}, "MLA",
+                      {[latent](const atb::Tensors& in, const atb::Tensors& out) { latent.check(in, out); },
+                       [latent](const atb::Tensors& in) { return latent.compute(in); }},
+                      workspace_size, operation);
+}
+
+HOST_NPU_EXPORT int AtbMLA(void*, std::uint64_t, atb::Operation* operation, atb::Context* context) {
+    return atb::run(operation, context);
+}
+
+HOST_NPU_EXPORT int AtbSelfAttentionPrefixEncoderGetWorkspaceSize(
+    const aclTensor* query, const aclTensor* key, const aclTensor* value, const aclTensor* table, const aclTensor*,
+    const aclTensor* lengths, const aclTensor* contexts, const aclTensor*, int mask_type, std::int32_t heads,
+    std::int32_t key_heads, float scale, aclTensor* result, std::uint64_t* workspace_size, atb::Operation** operation,
+    atb::Context*) {
+    using Param = atb::infer::SelfAttentionParam;
+    Param parameters{};
+    parameters.heads = heads;
+    parameters.kv_heads = key_heads;
+    parameters.query_scale = 1;
+    parameters.scale = scale;
+    parameters.kind = Param::Kind::kPrefixEncoder;
+    parameters.mask = Param::Mask::kCausal;
+    const auto formula = atb::formula_of(parameters);
+    const auto check = [mask_type, formula](const atb::Tensors& in, const atb::Tensors& out) {
+        TORCH_CHECK(mask_type == int(Param::Mask::kCausal), "mask_type is ", mask_type,
+                    "; the host NPU takes mask_type_causal_mask (9)");
+        formula.check(in, out);
+        const auto prefixes = in[5] - in[4];
+        TORCH_CHECK(prefixes.ge(0).logical_and(prefixes.remainder(128).eq(0)).all().item<bool>(), "kv_seqlen less ",
+                    "seqlen is ", at::IntArrayRef(atb::numbers(prefixes)), "; ATB takes multiples of 128");
+    };
+    return atb::begin({query, key, value, table, lengths, contexts}, {lengths, contexts}, {result}, "SelfAttention",
+                      {check, formula.compute}, workspace_size, operation);
+}
+
+HOST_NPU_EXPORT int AtbSelfAttentionPrefixEncoder(void*, std::uint64_t, atb::Operation* operation,
+                                                  atb::Context* context) {
     return atb::run(operation, context);
 }
 }

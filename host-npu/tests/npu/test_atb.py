@@ -261,6 +261,109 @@ def test_latent_attention_that_does_not_fit_is_refused(lengths, options, message
     assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
 
 
+def _latent_cache(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments of latent attention to sequences of 6, 3 and no tokens in blocks of a cache."""
+    return {
+        "q_nope": torch.randn(3, 8, 512).to(dtype),
+        "q_rope": torch.randn(3, 8, 64).to(dtype),
+        "ctkv": torch.randn(6, _BLOCK, 1, 512).to(dtype),
+        "k_rope": torch.randn(6, _BLOCK, 1, 64).to(dtype),
+        "block_tables": torch.tensor([[3, 1], [0, 5], [2, 4]], dtype=torch.int32),
+        "context_lens": [6, 3, 0],
+        "q_headnum": 8,
+        "qk_scale": 0.05,
+        "kv_headnum": 1,
+    }
+
+
+def _on_npu(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: each.npu() if isinstance(each, Tensor) else each for name, each in arguments.items()}
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_latent_attention_to_a_cache_of_two_parts(dtype):
+    arguments = _latent_cache(dtype)
+    result = torch_npu.atb.npu_multi_head_latent_attention(**_on_npu(arguments))
+    with_sums = torch_npu.atb.npu_multi_head_latent_attention(
+        **_on_npu(arguments), return_lse=True, calc_type="calc_type_ring"
+    )
+    query, cache = (
+        torch.cat([arguments[name].double() for name in names], -1)
+        for names in (("q_nope", "q_rope"), ("ctkv", "k_rope"))
+    )
+    for index, length in enumerate(arguments["context_lens"][:2]):
+        keys = cache[arguments["block_tables"][index].long()].flatten(0, 2)[:length]
+        scores = query[index] @ keys.T * 0.05
+        for found in (result, with_sums[0]):
+            assert_near(found[index], scores.softmax(-1) @ keys[:, :512], units=2)
+        assert_near(with_sums[1][index], scores.logsumexp(-1, True), units=2)
+    assert not result[2].any()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mask_type": "mask_type_spec"}, "mask_type 1 .* takes krope_ctkv .1., undefined .0."),
+        ({"qseqlen": [1, 1, 1]}, "1 of qseqlen, qk_descale and pv_descale are given"),
+        ({"qk_descale": torch.ones(8)}, "1 of qseqlen, qk_descale and pv_descale are given"),
+        ({"cache_mode": "nzcache"}, "cache_mode is 3"),
+        ({"calc_type": "calc_type_ring"}, "calc_type_ring .2. needs lse"),
+        ({"kv_headnum": 2}, "kv_headnum is 2 instead of 1"),
+        ({"context_lens": [9, 3, 0]}, "does not have the blocks of 4 of 9 tokens"),
+        ({"context_lens": [6, 3]}, r"q_nope has .*\[3, 8, 512\] instead of Half and \[2, 8, 512\]"),
+        ({"k_rope": torch.zeros(6, 4, 1, 32).half()}, r"k_rope has .* instead of Half and \[6, 4, 1, 64\]"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_latent_attention_to_a_cache_that_does_not_fit_is_refused(changed, message):
+    with pytest.raises(RuntimeError, match=f"ATB's MLA: .*{message}"):
+        torch_npu.atb.npu_multi_head_latent_attention(**_on_npu(_latent_cache(torch.float16) | changed))
+        torch.npu.synchronize()
+
+
+def _prefix_arguments(dtype: torch.dtype) -> dict[str, Any]:
+    keys, values = torch.randn(2, 5, 128, _HEADS, _SIZE).to(dtype)
+    return {
+        "query": torch.randn(5, 4, _SIZE).to(dtype),
+        "key": keys,
+        "value": values,
+        "block_tables": torch.tensor([[3, 1], [0, 4]], dtype=torch.int32),
+        "seqlen": [2, 3],
+        "kv_seqlen": [130, 3],
+        "q_headnum": 4,
+        "qk_scale": _SCALE,
+        "kv_headnum": _HEADS,
+    }
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_queries_behind_a_prefix_attend_to_what_came_before_them(dtype):
+    arguments = _prefix_arguments(dtype)
+    result = torch_npu.atb.npu_self_attention_prefix_encoder(**_on_npu(arguments))
+    expected = []
+    for index, (rows, length) in enumerate(((2, 130), (3, 3))):
+        blocks = arguments["block_tables"][index].long()
+        keys, values = (arguments[name][blocks].flatten(0, 1)[:length] for name in ("key", "value"))
+        queries = arguments["query"].split([2, 3])[index]
+        expected.append(_attention(queries, keys, values, _causal(rows, length)))
+    assert_near(result, torch.cat(expected), units=2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mask_type": "mask_type_alibi_compress"}, "mask_type is 4; the host NPU takes mask_type_causal_mask .9."),
+        ({"kv_seqlen": [131, 3]}, r"kv_seqlen less seqlen is \[129, 0\]; ATB takes multiples of 128"),
+        ({"seqlen": [2, 2]}, "the lengths are those of 4 tokens, and query has 5"),
+    ],
+    ids=["mask", "prefix", "lengths"],
+)
+def test_a_prefix_that_does_not_fit_is_refused(changed, message):
+    with pytest.raises(RuntimeError, match=message):
+        torch_npu.atb.npu_self_attention_prefix_encoder(**_on_npu(_prefix_arguments(torch.float16) | changed))
+        torch.npu.synchronize()
+
+
 @pytest.mark.parametrize("cumulative", [False, True], ids=["lengths", "sums"])
 def test_sequences_are_loaded_from_their_blocks(cumulative):
     cache = _Cache(torch.bfloat16)
@@ -360,9 +463,8 @@ def test_of_equal_experts_the_first_are_chosen():
 )
 def test_a_choice_of_experts_that_does_not_fit_is_refused(options, message):
     arguments = {"x": torch.zeros(5, 16), "add_num": torch.zeros(16)} | _EXPERTS | options
-    on_npu = {name: each.npu() if isinstance(each, Tensor) else each for name, each in arguments.items()}
     with pytest.raises(RuntimeError, match=f"ATB's FusedAddTopkDiv: {message}"):
-        torch_npu.atb.npu_fused_add_topk_div(**on_npu)
+        torch_npu.atb.npu_fused_add_topk_div(**_on_npu(arguments))
         torch.npu.synchronize()
 
 
