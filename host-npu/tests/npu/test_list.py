@@ -74,7 +74,7 @@ def test_the_operator_of_the_name_comes_first():
         ("npu_fusion_attention_grad_v2", "aclnnFlashAttentionScoreGrad: computed by a formula"),
         ("npu_dropout_backward", "aclnnDropoutDoMask: computed by a formula"),
         ("npu_geglu_grad", "aclnnGeGluV3Backward: computed by a formula"),
-        ("npu_roi_alignbk", "aclnnROIAlignBackward: refused"),
+        ("npu_roi_alignbk", "aclnnROIAlignBackward: computed by a formula"),
         ("npu_linear_backward", "aclnnMm: computed by a formula"),
         ("_lstm_npu_backward", "aclnnLstmBackward: refused"),
         ("npu_max_backward", "npu_max_backward: refused, a graph operator (aclop)"),

@@ -35,6 +35,12 @@ _FUNCTIONS = [
         ),
         ((8, t(6, dtype=_I64), "deqScale1 int64, deqScale2 float32, y float16"),),
     ),
+    Function(
+        "aclnnROIAlign",
+        (t(2, 3, 4, 5), t(7, 5), ctypes.c_float(0.25), 3, 2, 2, 0, t(7, 3, 3, 2)),
+        # The images.
+        free=((0, 0), (0, 2), (0, 3)),
+    ),
     Function("aclnnSwiGluGrad", (t(4, 4), _X, -1, _X), mixed=(0, 1, 3)),
     Function("aclnnGeluV2", (_X, 0, _X)),
     Function(
