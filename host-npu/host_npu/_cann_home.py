@@ -84,6 +84,8 @@ def _fill(home: Path, torch_npu: Path) -> None:
     for entry in (third_party, *headers, *(_libraries.FOLDER / "include" / name for name in ("aclnn", "aclnnop"))):
         (home / "include" / entry.name).symlink_to(entry)
     (home / "version.info").write_text(f"Version={_CANN}\n")
+    for name in ("compiler", "opp"):
+        (home / name / "version.info").write_text(f"Version={_CANN}\nversion_dir={_CANN}\n")
     _fill_processor_folder(home)
     tool = home / "bin" / "npu-smi"
     # Without the site packages: it answers at once, and simulates nothing.

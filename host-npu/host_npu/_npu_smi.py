@@ -94,7 +94,30 @@ def _usages(index: int) -> list[str]:
     return _values(**{"NPU ID": index, "Chip Count": 1, **rates, "Chip ID": 0})
 
 
-_TYPES = {"board": _board, "memory": _memory, "usages": _usages}
+def _common(index: int) -> list[str]:
+    used, total = _megabytes(index)
+    names = ("Usage Rate(%)", "Freq(MHZ)", "curFreq(MHZ)", "Count")
+    cores = {f"Aicore {name}": _NOT_SIMULATED for name in names}
+    others = {"Temperature(C)": _NOT_SIMULATED, "NPU Real-time Power(W)": _NOT_SIMULATED}
+    rates = {"Memory Usage Rate(%)": 0, "HBM Usage Rate(%)": 100 * used // total}
+    return _values(**{"NPU ID": index, "Chip Count": 1, "Chip ID": 0, **rates, **cores, **others})
+
+
+def _topology() -> list[str]:
+    """Return the table of links, and the processors that all devices are near to."""
+    cpus = sorted(os.sched_getaffinity(0))
+    first = [cpu for cpu in cpus if cpu - 1 not in cpus]
+    last = [cpu for cpu in cpus if cpu + 1 not in cpus]
+    affinity = ",".join(f"{begin}-{end}" for begin, end in zip(first, last, strict=True))
+    names = [f"NPU{index}" for index in _devices()]
+    lines = ["\t   " + "".join(f"{name:<11}" for name in (*names, "CPU Affinity"))]
+    for row in names:
+        links = ["X" if column == row else "HCCS" for column in names]
+        lines.append("".join(f"{cell:<11}" for cell in (row, *links)) + affinity)
+    return lines
+
+
+_TYPES = {"board": _board, "memory": _memory, "usages": _usages, "common": _common}
 
 
 def main() -> int:
@@ -104,11 +127,15 @@ def main() -> int:
     kind = info.add_mutually_exclusive_group()
     kind.add_argument("-l", action="store_true", help="list the devices")
     kind.add_argument("-m", action="store_true", help="map the chips")
-    kind.add_argument("-t", choices=_TYPES, help="what to show of each device; other types are not simulated")
+    kind.add_argument(
+        "-t", choices=(*_TYPES, "topo"), help="what to show of each device; other types are not simulated"
+    )
     info.add_argument("-i", type=int, choices=_devices(), help="the device of -t; all devices by default")
     info.add_argument("-c", type=int, choices=[0], help="the chip of the device, which has one")
     asked = parser.parse_args()
-    if asked.t:
+    if asked.t == "topo":
+        lines = _topology()
+    elif asked.t:
         indices = _devices() if asked.i is None else [asked.i]
         lines = [line for index in indices for line in (*_TYPES[asked.t](index), "")]
     else:

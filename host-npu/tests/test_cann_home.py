@@ -71,11 +71,30 @@ def _npu_smi(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["-t", "board", "-i", "2"], "Chip Name : 950"),
         (["-t", "usages", "-i", "1", "-c", "0"], "HBM Usage Rate(%) : 0"),
         (["-t", "memory"], "HBM Capacity(MB) : 500"),
+        (["-t", "common", "-i", "1"], "HBM Usage Rate(%) : 0"),
+        (["-t", "topo"], "NPU0 NPU1 NPU2 CPU Affinity"),
     ],
     ids=str,
 )
 def test_npu_smi_shows_the_simulated_devices(arguments, line):
     assert line in [" ".join(each.split()) for each in _npu_smi(*arguments).stdout.splitlines()]
+
+
+def test_npu_smi_shows_the_links_of_the_devices_and_the_processors_near_to_them():
+    rows = [line.split() for line in _npu_smi("-t", "topo").stdout.splitlines()[1:]]
+    assert [row[:4] for row in rows] == [
+        ["NPU0", "X", "HCCS", "HCCS"],
+        ["NPU1", "HCCS", "X", "HCCS"],
+        ["NPU2", "HCCS", "HCCS", "X"],
+    ]
+    ranges = [map(int, part.split("-")) for part in rows[0][4].split(",")]
+    assert {cpu for begin, end in ranges for cpu in range(begin, end + 1)} == os.sched_getaffinity(0)
+
+
+def test_packages_of_the_toolkit_have_versions():
+    code = "import os; print(*(open(os.environ['ASCEND_HOME_PATH'] + path).readline() for path in {}), sep='')"
+    paths = [f"/{name}/version.info" for name in ("opp", "compiler")]
+    assert _run(code.format(paths)) == "Version=9.1.0\n" * 2 + "\n"
 
 
 def test_npu_smi_refuses_a_device_that_is_not_there():
