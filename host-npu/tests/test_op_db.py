@@ -29,6 +29,10 @@ _CHOICES = {
         "self not implemented for DT_COMPLEX64",
         "CANN multiplies no complex matrices, as its gradient does",
     ),
+    "nn.functional.max_pool3d": (
+        "is torch.int32, not torch.int64",
+        "the indices of aclnnMaxPool3dWithArgmax are int32",
+    ),
     "nn.functional.max_unpool2d.grad": (
         "NPU contiguous operator only supported contiguous memory format",
         "torch_npu's contiguous() takes no channels_last",

@@ -72,6 +72,7 @@ void call_on_host(const c10::OperatorHandle& op, Arguments arguments, torch::jit
     wide.round_written();
     const auto results = static_cast<std::ptrdiff_t>(op.schema().returns().size());
     for (auto result = stack->end() - results; result != stack->end(); ++result) wide.round_result(*result, out);
+    if (has_narrow_indices(op)) stack->back() = stack->back().toTensor().to(at::kInt);
 }
 
 }  // namespace host_npu

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "opapi/chip.h"
+
 namespace host_npu {
 
 namespace {
@@ -81,8 +83,9 @@ std::optional<at::ScalarType> dtype_of_integers(std::string_view name) {
 void widen_indices(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
     const std::string_view name = base_name(op.operator_name().name);
     const auto is_loss = name.starts_with("nll_loss") || name.starts_with("multilabel_margin_loss");
-    if (!is_loss && name != "put") return;
-    const auto index = op.schema().argumentIndexWithName(is_loss ? "target" : "index");
+    const auto is_pool = name.starts_with("max_pool") || name.starts_with("max_unpool");
+    if (!is_loss && !is_pool && name != "put") return;
+    const auto index = op.schema().argumentIndexWithName(is_loss ? "target" : is_pool ? "indices" : "index");
     if (!index || !arguments[*index]->isTensor()) return;
     const auto tensor = arguments[*index]->toTensor();
     const auto dtype = tensor.scalar_type();
@@ -118,6 +121,13 @@ std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHan
     if (dim == 2) return std::vector{left.size(0), right.size(1)};
     if (left.size(0) != right.size(0)) return std::nullopt;
     return std::vector{left.size(0), left.size(1), right.size(2)};
+}
+
+bool has_narrow_indices(const c10::OperatorHandle& op) {
+    const auto& [name, overload] = op.operator_name();
+    if (!overload.empty()) return false;
+    return name == "aten::max_pool3d_with_indices" ? has_bfloat16()
+                                                   : name == "aten::max_pool2d_with_indices" && soc() == Soc::Ascend950;
 }
 
 bool has_16_bits(const at::Tensor& tensor) {

@@ -26,6 +26,9 @@ bool multiplies_matrices(std::string_view name);
 std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHandle& op,
                                                           c10::ArrayRef<c10::IValue*> arguments);
 
+// Whether the indices that an operator returns have 32 bits on a device of this chip.
+bool has_narrow_indices(const c10::OperatorHandle& op);
+
 // The arguments of an operator in a wider dtype, if the CPU's kernels need one.
 class WideArguments {
   public:

@@ -258,6 +258,31 @@ def test_what_torch_npu_lets_the_cpu_pool_takes_float64():
     torch.testing.assert_close(F.adaptive_max_pool3d(x.npu(), 2).cpu(), F.adaptive_max_pool3d(x, 2))
 
 
+def _pooled(device: str, dimensions: int) -> tuple[torch.dtype, list[torch.Tensor]]:
+    """Return the dtype of the indices, and the values, indices, what comes back, and the gradient."""
+    x = torch.arange(2.0 * 6**dimensions).cos().view(1, 2, *[6] * dimensions).to(device).requires_grad_()
+    values, indices = getattr(F, f"max_pool{dimensions}d")(x, 2, return_indices=True)
+    back = getattr(F, f"max_unpool{dimensions}d")(values, indices, 2)
+    back.square().sum().backward()
+    return indices.dtype, [each.detach().cpu() for each in (values, indices.long(), back, x.grad)]
+
+
+@pytest.mark.parametrize(
+    ("soc", "dimensions", "dtype"),
+    [
+        ("Ascend910B", 3, torch.int32),
+        ("Ascend910B", 2, torch.int64),
+        ("Ascend950", 3, torch.int32),
+        ("Ascend950", 2, torch.int32),
+    ],
+)
+def test_indices_of_pools_have_the_dtype_of_the_chip_and_can_be_used(soc, dimensions, dtype):
+    found, tensors = on_npu(_pooled, "npu", dimensions, HOST_NPU_SOC=soc)
+    assert found is dtype
+    for one, other in zip(tensors, _pooled("cpu", dimensions)[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("function", [torch.std, torch.var, torch.std_mean, torch.var_mean])
 def test_a_correction_that_is_no_whole_number_is_computed_in_float64(function):
     x = torch.randn(3, 4, dtype=torch.float64)
