@@ -1,12 +1,15 @@
 #include "host_npu_aten/drain.h"
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch_npu/csrc/core/npu/NPUException.h>
+#include <torch_npu/csrc/core/npu/NPUStream.h>
 
 namespace host_npu {
 
 void drain(c10::Device device) {
-    const auto* const guard = c10::impl::getDeviceGuardImpl(device.type());
-    guard->synchronizeStream(guard->getStream(device));
+    // torch_npu's own wait would report every call to torch.npu.set_sync_debug_mode(); on a device, the host goes on.
+    const auto status = aclrtSynchronizeStream(c10_npu::getCurrentNPUStream(device.index()).stream());
+    TORCH_CHECK(status == ACL_ERROR_NONE, "NPU function error: aclrtSynchronizeStream, error code is ", status, "\n",
+                c10_npu::c10_npu_get_error_message());
 }
 
 }  // namespace host_npu

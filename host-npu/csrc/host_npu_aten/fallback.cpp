@@ -12,6 +12,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 #include <torch_npu/csrc/aten/CustomFunctions.h>
+#include <torch_npu/csrc/core/npu/NPUFunctions.h>
 
 #include <algorithm>
 #include <memory>
@@ -79,6 +80,16 @@ at::Tensor result_in_device_memory(const c10::OperatorHandle& op, Arguments argu
     return views.view(at::empty(*shape, options), false, true);
 }
 
+// Whether the host waits on a device, too, because it has to know a value or a shape that is computed there.
+bool waits_on_device(const c10::OperatorHandle& op, Arguments arguments) {
+    if (op.hasTag(at::Tag::data_dependent_output)) return true;
+    if (!op.hasTag(at::Tag::dynamic_output_shape)) return false;
+    if (op.operator_name().name != "aten::index") return true;
+    return std::ranges::any_of(arguments[1]->toOptionalTensorVector(), [](const std::optional<at::Tensor>& index) {
+        return index && at::isIntegralType(index->scalar_type(), true) && index->element_size() == 1;
+    });
+}
+
 void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     refuse_undocumented_dtype(op, *stack);
     if (captures_are_under_way() && record_call(op, stack)) return;
@@ -99,6 +110,7 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
     const c10::OptionalDeviceGuard guard(*device);
     const auto out = result_in_device_memory(op, arguments, views);
+    if (waits_on_device(op, arguments)) c10_npu::warn_or_error_on_sync();
     drain(*device);
     const auto generator = take_generator(arguments, *device);
     std::optional<std::uint64_t> seed;

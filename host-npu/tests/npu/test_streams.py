@@ -151,3 +151,16 @@ def test_callbacks_run_in_the_thread_that_subscribed():
     check(runtime.aclrtProcessReport(10000))
     check(runtime.aclrtUnSubscribeReport(thread, handle(stream)))
     assert seen == [threading.get_ident()]
+
+
+@pytest.mark.parametrize("waits", [torch.Tensor.item, lambda x: x[x > 0], torch.nonzero, lambda x: torch.equal(x, x)])
+def test_the_debug_mode_reports_what_waits_on_a_device(waits):
+    indices = torch.tensor([0, 2], device="npu")
+    torch.npu.set_sync_debug_mode("error")
+    try:
+        total = torch.ones(3, device="npu").mul(2)[indices].sum()
+        with pytest.raises(RuntimeError, match="called a synchronizing NPU operation"):
+            waits(total)
+    finally:
+        torch.npu.set_sync_debug_mode("default")
+    assert total.item() == 4
