@@ -158,6 +158,20 @@ def test_a_scaled_step_unscales_the_gradients_in_place_as_torchs_fused_adamw(dty
         assert torch.equal(weight.grad, torch.ones_like(weight))
 
 
+@each_flatten
+def test_a_grad_scale_that_a_program_sets_applies_to_all_steps_as_in_torchs_fused_adamw(flatten):
+    weights = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    options = {"lr": 0.1, "eps": 1.0}
+    for each in (
+        FusedEmaAdam(weights[:1], flatten=flatten, **options),
+        torch.optim.AdamW(weights[1:], **options, fused=True),
+    ):
+        each.grad_scale = torch.tensor(4.0)
+        for _ in range(3):
+            step_with(each, 8.0)
+    torch.testing.assert_close(*weights)
+
+
 def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
     weight = nn.Parameter(torch.ones(4))
     optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9))

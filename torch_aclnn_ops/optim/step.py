@@ -34,7 +34,8 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
         attributes = [getattr(optimizer, name, None) for name in ("grad_scale", "found_inf")]
         # If no parameter has a gradient, found_inf is the sum of no tensors.
         grad_scale, found_inf = [one if isinstance(one, Tensor) else None for one in attributes]
-        if grad_scale is not None and not torch.compiler.is_compiling():
+        # Without found_inf, a program has set grad_scale, for all steps.
+        if grad_scale is not None and found_inf is not None and not torch.compiler.is_compiling():
             optimizer.grad_scale = 1  # by what a step that raises leaves there, the scaler multiplies the next scale
         return grad_scale, found_inf
     scaler_state = per_optimizer_state(grad_scaler, optimizer)
