@@ -18,6 +18,8 @@ _EVERY = 40  # of how many operators one is a representative
 
 _IS_NARROW = "is torch.float32, not torch.float64"
 _NO_FLOAT64 = "Device do not support double dtype now, dtype cast replace with float"
+_NO_DOUBLE = "self not implemented for DT_DOUBLE"
+_NO_GRADIENT = "CANN's gradient takes no float64, as torch's samples ask for"
 
 # What torch_npu does or refuses itself, or CANN's operator that it calls: a part of each message, and why. Whoever is
 # missing here has the CPU's results and gradients in every sample.
@@ -29,6 +31,7 @@ _CHOICES = {
         "self not implemented for DT_COMPLEX64",
         "CANN multiplies no complex matrices, as its gradient does",
     ),
+    "log_softmax.with_dtype": (_NO_DOUBLE, _NO_GRADIENT),
     "nn.functional.max_pool3d": (
         "is torch.int32, not torch.int64",
         "the indices of aclnnMaxPool3dWithArgmax are int32",
@@ -37,6 +40,7 @@ _CHOICES = {
         "NPU contiguous operator only supported contiguous memory format",
         "torch_npu's contiguous() takes no channels_last",
     ),
+    "softmax.with_dtype": (_NO_DOUBLE, _NO_GRADIENT),
     "sparse.mm.reduce": ("Could not run 'aten::_sparse_mm_reduce_impl'", "torch_npu has no kernel for 'SparseCsrnpu'"),
     "sparse.sampled_addmm": (
         "Could not run 'aten::sparse_sampled_addmm'",
@@ -45,9 +49,11 @@ _CHOICES = {
     "to": (_IS_NARROW, _NO_FLOAT64),
 }
 _CHOICES_IN = {
-    "float32": _CHOICES
-    | {"renorm": ("self not implemented for DT_DOUBLE", "torch's gradient fills float64, which CANN does not")},
-    "bfloat16": _CHOICES,
+    "float32": _CHOICES | {"renorm": (_NO_DOUBLE, "torch's gradient fills float64, which CANN does not")},
+    "bfloat16": _CHOICES
+    | dict.fromkeys(
+        ("bucketize", "searchsorted"), ("self not implemented for DT_BFLOAT16", "CANN searches no bfloat16")
+    ),
 }
 # Operators whose results are not the CPU's bit for bit, but as close to float32's as the dtype allows, and why.
 _ROUNDED_ONCE = "16-bit matrices are multiplied in float32 and rounded once, as on a device"

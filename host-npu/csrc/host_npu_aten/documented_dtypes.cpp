@@ -38,36 +38,34 @@ constexpr Name kNames[] = {{at::kFloat, "DT_FLOAT"},
 using Dtypes = std::initializer_list<at::ScalarType>;
 
 constexpr Dtypes kFloats = {at::kFloat, at::kHalf, at::kBFloat16};
+// All real dtypes but float64.
+constexpr Dtypes kNarrow = {at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong,
+                            at::kShort, at::kChar, at::kByte,     at::kBool};
 constexpr Dtypes kReal = {at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
                           at::kLong,  at::kShort, at::kChar,     at::kByte,   at::kBool};
 constexpr Dtypes kNumbers = {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt,          at::kLong,
                              at::kShort, at::kChar, at::kByte,     at::kBool,   at::kComplexFloat, at::kComplexDouble};
-constexpr Dtypes kRepeated = {at::kByte, at::kChar, at::kShort,    at::kInt,  at::kLong,
-                              at::kBool, at::kHalf, at::kBFloat16, at::kFloat};
 constexpr Dtypes kExponents = {at::kLong, at::kBool, at::kFloat, at::kHalf, at::kBFloat16};
 constexpr Dtypes kRectified = {at::kFloat, at::kHalf, at::kChar, at::kInt, at::kLong, at::kBFloat16, at::kByte};
 constexpr Dtypes kDotted = {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::kByte};
 constexpr Dtypes kFilled = {at::kFloat, at::kInt, at::kLong, at::kHalf, at::kChar, at::kBool, at::kBFloat16};
 constexpr Dtypes kHardSigmoids = {at::kFloat, at::kHalf, at::kInt, at::kBFloat16};
-constexpr Dtypes kSorted = {at::kHalf,  at::kFloat, at::kBFloat16, at::kByte, at::kChar,
-                            at::kShort, at::kInt,   at::kLong,     at::kBool};
-// The document's four, and what becomes one of them beside a target of such a dtype.
-constexpr Dtypes kDifferences = {at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
-                                 at::kShort, at::kChar, at::kByte,     at::kBool};
 constexpr Dtypes kErrorFunctions = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kBool, at::kLong};
+constexpr Dtypes kExponentials = {at::kFloat,        at::kHalf,          at::kBFloat16, at::kDouble,
+                                  at::kComplexFloat, at::kComplexDouble, at::kBool,     at::kLong};
+constexpr Dtypes kSearched = {at::kDouble, at::kFloat, at::kHalf, at::kByte,
+                              at::kChar,   at::kShort, at::kInt,  at::kLong};
+constexpr Dtypes kExtremes = {at::kFloat, at::kHalf, at::kLong, at::kBool, at::kBFloat16};
 constexpr Dtypes kOrdered = {at::kFloat, at::kHalf, at::kByte, at::kChar,
                              at::kShort, at::kInt,  at::kLong, at::kBFloat16};
 constexpr Dtypes kAddcmuls = {at::kFloat, at::kInt,  at::kLong,   at::kHalf,
                               at::kChar,  at::kByte, at::kDouble, at::kBFloat16};
 constexpr Dtypes kAddcdivs = {at::kFloat, at::kLong, at::kHalf, at::kDouble, at::kBFloat16};
-constexpr Dtypes kLogSumExps = {at::kFloat, at::kInt,  at::kLong, at::kHalf,    at::kShort,
-                                at::kChar,  at::kByte, at::kBool, at::kBFloat16};
 constexpr Dtypes kHistograms = {at::kFloat, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte};
-constexpr Dtypes kRolled = {at::kFloat, at::kHalf, at::kChar,     at::kByte, at::kInt,
-                            at::kBool,  at::kLong, at::kBFloat16, at::kShort};
 // Of the Ascend950.
 constexpr Dtypes kRolledOn950 = {at::kFloat, at::kHalf, at::kChar,     at::kByte,  at::kInt,
                                  at::kBool,  at::kLong, at::kBFloat16, at::kShort, at::kComplexFloat};
+constexpr Dtypes kExtremesOn950 = {at::kFloat, at::kHalf, at::kLong, at::kBool, at::kBFloat16, at::kInt};
 constexpr Dtypes kMovedOn950 = {at::kChar, at::kByte,  at::kShort,  at::kInt,  at::kLong,        at::kBFloat16,
                                 at::kHalf, at::kFloat, at::kDouble, at::kBool, at::kComplexHalf, at::kComplexFloat};
 
@@ -89,7 +87,7 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::gelu", {"aclnnGelu", kFloats}},
         {"aten::native_layer_norm", {"aclnnLayerNorm", kFloats}},
         {"aten::expm1", {"aclnnExpm1", kExponents, kFloats}},
-        {"aten::repeat_interleave", {"aclnnRepeatInterleave", kRepeated}},
+        {"aten::repeat_interleave", {"aclnnRepeatInterleave", kNarrow}},
         {"aten::index", {"aclnnIndex", kReal}},
         {"aten::add", {"aclnnAdd", kNumbers}},
         {"aten::addmm", {"aclnnAddmm", kFloats}},
@@ -116,7 +114,8 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::celu", {"aclnnCelu", kFloats}},
         {"aten::nll_loss_forward", {"aclnnNLLLoss", kFloats}},
         {"aten::nll_loss2d_forward", {"aclnnNLLLoss2d", kFloats}},
-        {"aten::l1_loss", {"aclnnL1Loss", kDifferences}},
+        // The document's four, and what becomes one of them beside a target of such a dtype.
+        {"aten::l1_loss", {"aclnnL1Loss", kNarrow}},
         {"aten::kl_div", {"aclnnKlDiv", kFloats}},
         {"aten::binary_cross_entropy_with_logits", {"aclnnBinaryCrossEntropyWithLogits", kFloats}},
         {"aten::avg_pool3d", {"aclnnAvgPool3d", kFloats}},
@@ -129,7 +128,7 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::var", {"aclnnVarCorrection", kFloats}},
         {"aten::var_mean", {"aclnnVarMean", kFloats}},
         {"aten::std_mean", {"aclnnStdMeanCorrection", kFloats}},
-        {"aten::sort", {"aclnnSort", kSorted}},
+        {"aten::sort", {"aclnnSort", kNarrow}},
         {"aten::soft_margin_loss", {"aclnnSoftMarginLoss", kFloats}},
         {"aten::erf", {"aclnnErf", kErrorFunctions}},
         {"aten::log1p", {"aclnnLog1p", kReal}},
@@ -138,12 +137,34 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::addcdiv", {"aclnnAddcdiv", kAddcdivs}},
         {"aten::median", {"aclnnMedian", kOrdered}},
         {"aten::kthvalue", {"aclnnKthvalue", kOrdered}},
-        {"aten::logsumexp", {"aclnnLogSumExp", kLogSumExps}},
+        {"aten::logsumexp", {"aclnnLogSumExp", kNarrow}},
         {"aten::histc", {"aclnnHistc", kHistograms}},
-        {"aten::roll", {"aclnnRoll", kRolled, kRolledOn950}},
+        {"aten::roll", {"aclnnRoll", kNarrow, kRolledOn950}},
         {"aten::tril", {"aclnnTril", kReal, kMovedOn950}},
         {"aten::triu", {"aclnnTriu", kReal, kMovedOn950}},
         {"aten::im2col", {"aclnnIm2col", kFloats, kMovedOn950}},
+        {"aten::col2im", {"aclnnIm2colBackward", kFloats, kNumbers}},
+        {"aten::exp", {"aclnnExp", kExponentials}},
+        {"aten::tanh", {"aclnnTanh", kNarrow}},
+        {"aten::erfc", {"aclnnErfc", kErrorFunctions}},
+        {"aten::erfinv", {"aclnnErfinv", kNarrow}},
+        {"aten::nan_to_num", {"aclnnNanToNum", kNarrow}},
+        {"aten::max", {"aclnnMaxDim", kExtremes, kExtremesOn950}},
+        {"aten::min", {"aclnnMinDim", kExtremes, kExtremesOn950}},
+        {"aten::norm", {"aclnnNorm", kFloats}},
+        {"aten::linalg_vector_norm", {"aclnnLinalgVectorNorm", kFloats}},
+        {"aten::renorm", {"aclnnRenorm", kFloats}},
+        {"aten::native_dropout", {"aclnnDropoutDoMask", kFloats}},
+        {"aten::threshold", {"aclnnThreshold", kOrdered}},
+        {"aten::threshold_backward", {"aclnnThresholdBackward", kRectified}},
+        {"aten::elu_backward", {"aclnnEluBackward", kFloats}},
+        {"aten::hardtanh_backward", {"aclnnHardtanhBackward", kFloats}},
+        {"aten::_softmax_backward_data", {"aclnnSoftmaxBackward", kFloats}},
+        {"aten::_log_softmax_backward_data", {"aclnnLogSoftmaxBackward", kFloats}},
+        {"aten::_embedding_bag", {"aclnnEmbeddingBag", kFloats}},
+        {"aten::_upsample_nearest_exact2d", {"aclnnUpsampleNearestExact2d", kFloats}},
+        {"aten::searchsorted", {"aclnnSearchSorted", kSearched, kReal}},
+        {"aten::bucketize", {"aclnnSearchSorted", kSearched, kReal}},
     };
     return all;
 }
@@ -180,32 +201,52 @@ std::optional<at::ScalarType> first_dtype(const c10::OperatorHandle& op, const t
     return std::nullopt;
 }
 
-// Whether std or var is given a correction that is no whole number, which torch_npu passes on to the CPU.
-bool has_fractional_correction(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+// The number that an argument of this name has, if any.
+std::optional<double> number(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const std::string& name) {
     const auto& schema = op.schema();
-    const auto index = schema.argumentIndexWithName("correction");
-    if (!index) return false;
-    const auto& correction = torch::jit::peek(stack, *index, schema.arguments().size());
-    return correction.isDouble() && std::fmod(correction.toDouble(), 1) != 0;
+    const auto index = schema.argumentIndexWithName(name);
+    if (!index) return std::nullopt;
+    const auto& value = torch::jit::peek(stack, *index, schema.arguments().size());
+    return value.isScalar() ? std::optional(value.toScalar().toDouble()) : std::nullopt;
+}
+
+// What torch_npu does not pass to the function of the document: std and var with a correction that is no whole number,
+// which the CPU computes, norms of most orders, which a graph operator does, and max and min without a dimension.
+bool has_other_function(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    const auto& name = op.operator_name().name;
+    if (name == "aten::max" || name == "aten::min") return !op.schema().argumentIndexWithName("dim");
+    if (const auto correction = number(op, stack, "correction")) return std::fmod(*correction, 1) != 0;
+    const auto order = number(op, stack, name == "aten::norm" ? "p" : "ord");
+    return order && !std::isinf(*order) && (*order < 0 || *order > 3 || std::fmod(*order, 1) != 0);
+}
+
+// The document of an operator, if dtypes are to be refused.
+const Document* document(std::string_view name) {
+    if (name.ends_with('_')) name.remove_suffix(1);
+    const auto found = documents().find(name);
+    return found == documents().end() || are_torchs() ? nullptr : &found->second;
+}
+
+void refuse(const Document& document, at::ScalarType dtype) {
+    const auto dtypes = of_chip(document);
+    // What has no name here, such as float8, the documents list for some chips only.
+    if (std::ranges::find(kNames, dtype, &Name::dtype) == std::end(kNames)) return;
+    TORCH_CHECK(std::ranges::find(dtypes, dtype) != dtypes.end(), "call ", document.function,
+                " failed, error code is 161002\nEZ1001: Tensor self not implemented for ", of_cann(dtype),
+                ", should be in dtype support list [", listed(dtypes), "].\nThat is what CANN's document of ",
+                document.function, " says; HOST_NPU_DTYPES=torch computes what PyTorch's CPU computes");
 }
 
 }  // namespace
 
+void refuse_undocumented_dtype(std::string_view name, at::ScalarType dtype) {
+    if (const auto* const found = document(name)) refuse(*found, dtype);
+}
+
 void refuse_undocumented_dtype(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-    std::string_view name = op.operator_name().name;
-    if (name.ends_with('_')) name.remove_suffix(1);
-    const auto found = documents().find(name);
-    if (found == documents().end() || are_torchs()) return;
-    const auto dtype = first_dtype(op, stack);
-    const auto* const function = found->second.function;
-    const auto dtypes = of_chip(found->second);
-    // What has no name here, such as float8, the documents list for some chips only.
-    if (!dtype || std::ranges::find(kNames, *dtype, &Name::dtype) == std::end(kNames)) return;
-    if (std::ranges::find(dtypes, *dtype) != dtypes.end() || has_fractional_correction(op, stack)) return;
-    TORCH_CHECK(false, "call ", function, " failed, error code is 161002\nEZ1001: Tensor self not implemented for ",
-                of_cann(*dtype), ", should be in dtype support list [", listed(dtypes),
-                "].\nThat is what CANN's document of ", function,
-                " says; HOST_NPU_DTYPES=torch computes what PyTorch's CPU computes");
+    const auto* const found = document(op.operator_name().name);
+    if (found == nullptr || has_other_function(op, stack)) return;
+    if (const auto dtype = first_dtype(op, stack)) refuse(*found, *dtype);
 }
 
 }  // namespace host_npu

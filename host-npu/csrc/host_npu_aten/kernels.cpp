@@ -12,6 +12,8 @@
 
 #include <utility>
 
+#include "host_npu_aten/documented_dtypes.h"
+
 namespace host_npu {
 namespace {
 
@@ -34,6 +36,7 @@ at::Tensor& divide_by_number(at::Tensor& self, const at::Scalar& number) {
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
     const auto mask_options = input.options().dtype(at::kBool);
     if (train.has_value() && !*train) return {input.clone(), at::ones_like(input, mask_options)};
+    if (p > 0 && p < 1) refuse_undocumented_dtype("aten::native_dropout", input.scalar_type());
     const auto mask = at::empty_like(input, mask_options, at::MemoryFormat::Contiguous);
     mask.bernoulli_(1 - p);
     return {input.mul(mask).mul_(p == 1 ? 0 : 1 / (1 - p)), mask};

@@ -62,6 +62,12 @@ _CALLS = {
     "aclnnIm2col": lambda x: F.unfold(x[None, None], 2),
     "aclnnLogSumExp": lambda x: x.logsumexp(1),
     "aclnnHistc": lambda x: x.histc(4),
+    "aclnnTanh": torch.tanh,
+    "aclnnNanToNum": torch.nan_to_num,
+    "aclnnMaxDim": lambda x: x.max(1)[0],
+    "aclnnLinalgVectorNorm": lambda x: x.norm(),
+    "aclnnNorm": lambda x: F.pairwise_distance(x, x.flip(0)),
+    "aclnnUpsampleNearestExact2d": lambda x: F.interpolate(x[None, None], scale_factor=2, mode="nearest-exact"),
 }
 
 # Operators that take float64.
@@ -73,6 +79,16 @@ _OF_FLOAT64 = {
     "aclnnLogicalNot": torch.logical_not,
     "aclnnTril": torch.tril,
     "aclnnTriu": torch.triu,
+    "aclnnExp": torch.exp,
+    "aclnnSearchSorted": lambda x: torch.bucketize(x, x[0]),
+}
+
+# Gradients of functions that take float64.
+_GRADIENTS = {
+    "aclnnSoftmaxBackward": lambda x: x.softmax(-1),
+    "aclnnLogSoftmaxBackward": lambda x: x.log_softmax(-1),
+    "aclnnEluBackward": F.elu,
+    "aclnnHardtanhBackward": F.relu6,
 }
 
 # Of CANN's names and PyTorch's: integers and complex numbers that PyTorch's CPU kernels compute, and CANN does not.
@@ -88,6 +104,10 @@ _OTHER_DTYPES = [
     ("aclnnInplaceMaskedFillScalar", "DT_UINT8", torch.uint8),
     ("aclnnConvolution", "DT_INT64", torch.int64),
     ("aclnnErf", "DT_INT32", torch.int32),
+    ("aclnnExp", "DT_INT32", torch.int32),
+    ("aclnnMaxDim", "DT_INT32", torch.int32),
+    ("aclnnSearchSorted", "DT_BFLOAT16", torch.bfloat16),
+    ("aclnnTanh", "DT_COMPLEX64", torch.complex64),
     ("aclnnAddcmul", "DT_INT16", torch.int16),
     ("aclnnAddcmul", "DT_COMPLEX64", torch.complex64),
     ("aclnnAddcdiv", "DT_INT32", torch.int32),
@@ -106,6 +126,8 @@ _OF_CHIPS = [
     ("Ascend950", torch.complex64, {"aclnnRoll": "", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
     ("Ascend950", torch.float64, {"aclnnRoll": "DT_DOUBLE", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
     ("Ascend950", torch.complex128, {"aclnnTril": "DT_COMPLEX128", "aclnnIm2col": "DT_COMPLEX128"}),
+    ("Ascend950", torch.int32, {"aclnnMaxDim": "", "aclnnExp": "DT_INT32"}),
+    ("Ascend950", torch.bfloat16, {"aclnnSearchSorted": ""}),
     ("Ascend950", torch.bool, {"aclnnExpm1": "DT_BOOL", "aclnnRoll": "", "aclnnIm2col": ""}),
     ("Ascend910B", torch.bool, {"aclnnExpm1": "", "aclnnRoll": "", "aclnnIm2col": "DT_BOOL"}),
 ]
@@ -159,6 +181,31 @@ def test_the_list_of_a_chip_without_bfloat16_has_none():
 def test_float64_that_a_document_lists_is_computed(name):
     x = torch.rand(3, 4, dtype=torch.float64)
     torch.testing.assert_close(_OF_FLOAT64[name](x.npu()).cpu(), _OF_FLOAT64[name](x))
+
+
+@pytest.mark.parametrize("name", _GRADIENTS)
+def test_a_gradient_refuses_float64_that_its_function_takes(name):
+    x = torch.randn(3, 4, dtype=torch.float64)
+    leaf = x.npu().requires_grad_()
+    result = _GRADIENTS[name](leaf)
+    torch.testing.assert_close(result.cpu(), _GRADIENTS[name](x))
+    with pytest.raises(RuntimeError, match=f"call {name} failed, error code is 161002\nEZ1001: .* for DT_DOUBLE"):
+        result.sum().backward()
+
+
+def test_what_is_no_call_of_the_document_takes_float64():
+    x = torch.randn(3, 4, dtype=torch.float64)
+    for function in (torch.max, torch.min, lambda x: x.norm(1.5), lambda x: F.pairwise_distance(x, x.flip(0), 1.5)):
+        torch.testing.assert_close(function(x.npu()).cpu(), function(x))
+
+
+def test_dropout_refuses_float64_if_there_is_something_to_drop():
+    x = torch.randn(3, 4, dtype=torch.float64).npu()
+    with pytest.raises(
+        RuntimeError, match="call aclnnDropoutDoMask failed, error code is 161002\nEZ1001: .* for DT_DOUBLE"
+    ):
+        F.dropout(x)
+    assert F.dropout(x, training=False).equal(x) and F.dropout(x, 0).equal(x) and not F.dropout(x, 1).any()
 
 
 def test_integers_that_a_document_lists_are_computed():
