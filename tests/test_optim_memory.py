@@ -1,5 +1,6 @@
 """FusedEmaAdam: parameters that share memory, that are replaced, or that have another shape than their states."""
 
+import copy
 import re
 
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -99,6 +100,28 @@ def test_parameters_tied_by_data_between_two_steps_raise_before_anything_is_writ
     params[5].data = params[5].data.clone()
     optimizer.step()
     assert {int(optimizer.state[param]["step"]) for param in params} == {3}
+
+
+LOADED = {
+    "exp_avg of parameter 1 of group 0 and exp_avg_sq": lambda state, _: {**state, "exp_avg_sq": state["exp_avg"]},
+    "the data of parameter 1 of group 0 and ema_params": lambda state, weight: {**state, "ema_params": weight.detach()},
+}
+
+
+@pytest.mark.parametrize(("sentence", "change"), LOADED.items(), ids=["moments", "averages that are the weights"])
+def test_loaded_states_that_share_memory_raise_before_anything_is_written(sentence, change):
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = FusedEmaAdam(weights)
+    step_with(optimizer)
+    contents = optimizer.state_dict()
+    optimizer.load_state_dict({**contents, "state": {**contents["state"], 1: change(contents["state"][1], weights[1])}})
+    with (
+        unchanged(optimizer),
+        pytest.raises(ValueError, match=f"{sentence} of parameter 1 of group 0 share memory.*clones"),
+    ):
+        step_with(optimizer)
+    optimizer.load_state_dict(copy.deepcopy(contents))
+    step_with(optimizer)
 
 
 class Scaled(nn.Parameter):

@@ -74,7 +74,7 @@ def test_a_step_that_cann_refuses_writes_nothing(nth, options):
 
 def test_an_invalid_tensor_in_a_list_raises_what_the_operator_raises_and_writes_nothing():
     weights, optimizer = trained()
-    optimizer.state[weights[3]]["exp_avg"] = optimizer.state[weights[3]]["exp_avg_sq"]
+    optimizer.state[weights[3]]["exp_avg"] = torch.zeros((), device="npu").expand_as(weights[3])
     before = contents(optimizer)
     with pytest.raises(RuntimeError, match="apply_fused_ema_adam_: "):
         optimizer.step()

@@ -16,7 +16,13 @@ from torch_aclnn_ops.optim import step as _steps
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers, PreparedBuffers
 from torch_aclnn_ops.optim.ema_params import EmaOptimizer
 from torch_aclnn_ops.optim.flat import FlatBuffer, FlatGroup, Run
-from torch_aclnn_ops.optim.memory import check_formats, check_memory, check_no_shared_memory, keep_once
+from torch_aclnn_ops.optim.memory import (
+    check_formats,
+    check_memory,
+    check_no_shared_memory,
+    check_no_shared_states,
+    keep_once,
+)
 from torch_aclnn_ops.optim.options import EmaSchedule, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim.state import (
     CachedState,
@@ -189,7 +195,7 @@ class FusedEmaAdam(EmaOptimizer):
             RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
                 state, or of a buffer and its average, differ, or this is inside ``swap_ema_params`` or inference mode.
             TypeError: An option has the wrong type.
-            ValueError: An option is out of range, or two parameters share memory.
+            ValueError: An option is out of range, or two parameters or states share memory.
         """
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling and torch.is_inference_mode_enabled():
@@ -312,6 +318,7 @@ class FusedEmaAdam(EmaOptimizer):
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
                     init_missing_state(self.state[param], param, dtype_of_states(param, given[-1]))
+            check_no_shared_states(i, group, self.state)
             cached = self._cached[i] = CachedState(*given)
         if cached.are_params_modified():
             sync_masters_from_params(cached.masters, cached.params)

@@ -1,6 +1,6 @@
 """Checks of the parameters: whether their memory has changed, matches the states, is not shared, and holds reals."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import eq
 from typing import Any
 
@@ -89,15 +89,9 @@ def check_formats(groups: _Groups, states: Mapping[Tensor, Any], flatten: bool) 
 
 def check_no_shared_memory(groups: _Groups) -> None:
     """Raise if the memory of two parameters overlaps; interleaved parameters do not."""
-    tensors, names = [], []
-    for param, name in _named(groups):
-        tensor = local(param)
-        if has_memory(tensor) and tensor.numel() > 0 and tensor.data_ptr() != 0:
-            tensors.append(tensor)
-            names.append(name)
-    shared = first_overlap(tensors)
+    shared = _first_shared(_named(groups))
     if shared is not None:
-        first, second = (names[i] for i in sorted(shared))
+        first, second = shared
         raise ValueError(
             f"FusedEmaAdam: {first} and {second} share memory, so that the update of one would overwrite that of the"
             " other; to tie weights, register one Parameter in both modules (b.weight = a.weight), not its data"
@@ -105,11 +99,45 @@ def check_no_shared_memory(groups: _Groups) -> None:
         )
 
 
+def check_no_shared_states(i: int, group: dict[str, Any], states: Mapping[Tensor, Any]) -> None:
+    """Raise if the memory of a state in group ``i`` overlaps that of another one, or of a parameter of the group."""
+    shared = _first_shared(
+        (value, f"{name} of {of}")
+        for param, of in _named_in(i, group)
+        for name, value in {"the data": param, **states.get(param, {})}.items()
+        if name in ("the data", *TENSOR_STATES)
+    )
+    if shared is not None:
+        raise ValueError(
+            f"FusedEmaAdam: {shared[0]} and {shared[1]} share memory, so that the update of one would overwrite that of"
+            " the other; load or assign clones"
+        )
+
+
+def _first_shared(named: Iterable[tuple[Tensor, str]]) -> tuple[str, str] | None:
+    """Return the names of two tensors whose memory overlaps, or ``None``."""
+    tensors, names = [], []
+    for one, name in named:
+        tensor = local(one)
+        if has_memory(tensor) and tensor.numel() > 0 and tensor.data_ptr() != 0:
+            tensors.append(tensor)
+            names.append(name)
+    shared = first_overlap(tensors)
+    if shared is None:
+        return None
+    first, second = sorted(shared)
+    return names[first], names[second]
+
+
 def _named(groups: _Groups) -> Iterator[tuple[Tensor, str]]:
     for i, group in enumerate(groups):
-        names = group.get("param_names")
-        for j, param in enumerate(group["params"]):
-            yield param, f"parameter {names[j]!r}" if names else f"parameter {j} of group {i}"
+        yield from _named_in(i, group)
+
+
+def _named_in(i: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:
+    names = group.get("param_names")
+    for j, param in enumerate(group["params"]):
+        yield param, f"parameter {names[j]!r}" if names else f"parameter {j} of group {i}"
 
 
 def _check_storage(param: Tensor, name: str) -> None:
