@@ -40,6 +40,7 @@ _CHOICES = {
         "NPU contiguous operator only supported contiguous memory format",
         "torch_npu's contiguous() takes no channels_last",
     ),
+    "nn.functional.softmin.with_dtype": (_NO_DOUBLE, _NO_GRADIENT),
     "softmax.with_dtype": (_NO_DOUBLE, _NO_GRADIENT),
     "sparse.mm.reduce": ("Could not run 'aten::_sparse_mm_reduce_impl'", "torch_npu has no kernel for 'SparseCsrnpu'"),
     "sparse.sampled_addmm": (
@@ -52,7 +53,7 @@ _CHOICES_IN = {
     "float32": _CHOICES | {"renorm": (_NO_DOUBLE, "torch's gradient fills float64, which CANN does not")},
     "bfloat16": _CHOICES
     | dict.fromkeys(
-        ("bucketize", "searchsorted"), ("self not implemented for DT_BFLOAT16", "CANN searches no bfloat16")
+        ("bucketize", "histc", "searchsorted"), ("self not implemented for DT_BFLOAT16", "CANN has no kernel for it")
     ),
 }
 # Operators whose results are not the CPU's bit for bit, but as close to float32's as the dtype allows, and why.
