@@ -34,9 +34,10 @@ void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& 
     if (bias) y = y + beside(*bias, x);
     out = y;
 }
+// CANN's document wants the dtype of the input in all of them, its code does not: under autocast, they are float32.
 const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm{
-    {"input", kFloats, "N C ...x"}, {"weight", as("input"), "C"}, {"bias", as("input"), "C"},
-    {"mean", as("input"), "C"},     {"invstd", as("input"), "C"}, {"output", as("input"), "N C ...x"},
+    {"input", kFloats, "N C ...x"}, {"weight", kFloats, "C"}, {"bias", kFloats, "C"},
+    {"mean", kFloats, "C"},         {"invstd", kFloats, "C"}, {"output", as("input"), "N C ...x"},
 };
 
 struct Running {

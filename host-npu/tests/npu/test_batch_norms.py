@@ -78,3 +78,14 @@ def test_elements_and_gradients_are_those_of_float64(affine):
     if affine:
         assert_near(sums[2], reference[1].grad, units=4)
         assert_near(sums[3], reference[2].grad, units=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_elements_of_16_bits_take_a_weight_of_float32(dtype):
+    x, weight, bias = torch.randn(_SHAPE).to(dtype), torch.randn(3), torch.randn(3)
+    mean, invstd = (each.float() for each in _moments(x))
+    expected = torch.nn.functional.batch_norm(
+        x.double(), None, None, weight.double(), bias.double(), training=True, eps=_EPSILON
+    )
+    on_npu = [each.npu() for each in (x, weight, bias, mean, invstd)]
+    assert_near(torch.batch_norm_elemt(*on_npu, _EPSILON), expected, units=1)

@@ -92,7 +92,7 @@ _FUNCTIONS = [
     ),
     Function("aclnnDropoutGenMaskV2", (Ints([4, 8]), 0.5, 1, 0, DType(_F), t(16, dtype=_U8))),
     Function("aclnnDropoutDoMask", (_X, t(16, dtype=_U8), 0.5, _X), mixed=(0, 3)),
-    Function("aclnnBatchNormElemt", (t(2, 8, 3), _ROW, _ROW, _ROW, _ROW, 1e-5, t(2, 8, 3))),
+    Function("aclnnBatchNormElemt", (t(2, 8, 3), _ROW, _ROW, _ROW, _ROW, 1e-5, t(2, 8, 3)), mixed=(1, 2, 3, 4)),
     Function(
         "aclnnBatchNormStats",
         (t(2, 8, 3), 1e-5, t(8, dtype=_F), t(8, dtype=_F)),
