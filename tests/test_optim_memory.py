@@ -124,6 +124,17 @@ def test_loaded_states_that_share_memory_raise_before_anything_is_written(senten
     step_with(optimizer)
 
 
+@pytest.mark.parametrize("name", ["exp_avg", "ema_params"])
+def test_states_that_two_groups_share_raise(name):
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = FusedEmaAdam([{"params": [weight]} for weight in weights])
+    step_with(optimizer)
+    optimizer.state[weights[1]][name] = optimizer.state[weights[0]][name]
+    for _ in range(2):
+        with unchanged(optimizer), pytest.raises(ValueError, match=f"{name} of parameter 0 of group 1 share memory"):
+            step_with(optimizer)
+
+
 class Scaled(nn.Parameter):
     """A subclass with its own memory."""
 

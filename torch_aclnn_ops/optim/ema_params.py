@@ -49,6 +49,7 @@ class EmaOptimizer(Optimizer):
         self._checked_options: dict[int, CheckedOptions] = defaultdict(CheckedOptions)
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
+        self._are_states_checked = False  # in this step
         self._captures = Captures()
         self._is_swapped = False  # inside swap_ema_params
         self._placement = Placement()  # after the last successful step

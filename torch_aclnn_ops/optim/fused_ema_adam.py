@@ -241,6 +241,7 @@ class FusedEmaAdam(EmaOptimizer):
         if grad_scale is not None or found_inf is not None:
             parsed = [(one._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for one, schedule in parsed]
         self._captures.observe(self.param_groups, schedules, have_moved)
+        self._are_states_checked = False
         work = self._prepare(parsed, have_moved)
         if self._ema_buffers.are_new(buffers):
             self._captures.before_new_states()
@@ -318,7 +319,9 @@ class FusedEmaAdam(EmaOptimizer):
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
                     init_missing_state(self.state[param], param, dtype_of_states(param, given[-1]))
-            check_no_shared_states(i, group, self.state)
+            if not self._are_states_checked:
+                check_no_shared_states(self.param_groups, self.state)
+                self._are_states_checked = True  # for the other groups of this step
             cached = self._cached[i] = CachedState(*given)
         if cached.are_params_modified():
             sync_masters_from_params(cached.masters, cached.params)

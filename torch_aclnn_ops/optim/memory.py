@@ -99,11 +99,11 @@ def check_no_shared_memory(groups: _Groups) -> None:
         )
 
 
-def check_no_shared_states(i: int, group: dict[str, Any], states: Mapping[Tensor, Any]) -> None:
-    """Raise if the memory of a state in group ``i`` overlaps that of another one, or of a parameter of the group."""
+def check_no_shared_states(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
+    """Raise if the memory of a state overlaps that of another one, or of a parameter."""
     shared = _first_shared(
         (value, f"{name} of {of}")
-        for param, of in _named_in(i, group)
+        for param, of in _named(groups)
         for name, value in {"the data": param, **states.get(param, {})}.items()
         if name in ("the data", *TENSOR_STATES)
     )
@@ -131,13 +131,9 @@ def _first_shared(named: Iterable[tuple[Tensor, str]]) -> tuple[str, str] | None
 
 def _named(groups: _Groups) -> Iterator[tuple[Tensor, str]]:
     for i, group in enumerate(groups):
-        yield from _named_in(i, group)
-
-
-def _named_in(i: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:
-    names = group.get("param_names")
-    for j, param in enumerate(group["params"]):
-        yield param, f"parameter {names[j]!r}" if names else f"parameter {j} of group {i}"
+        names = group.get("param_names")
+        for j, param in enumerate(group["params"]):
+            yield param, f"parameter {names[j]!r}" if names else f"parameter {j} of group {i}"
 
 
 def _check_storage(param: Tensor, name: str) -> None:
