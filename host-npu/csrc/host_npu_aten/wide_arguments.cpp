@@ -79,17 +79,16 @@ std::optional<at::ScalarType> dtype_of_integers(std::string_view name) {
     return base_name(name) == "hardsigmoid" ? std::optional(at::kFloat) : std::nullopt;
 }
 
-// Indices of these have 64 bits on the CPU only.
-void widen_indices(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
+// The place of indices that have fewer bits than the 64 of the CPU's, if any.
+std::optional<int> narrow_indices(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
     const std::string_view name = base_name(op.operator_name().name);
     const auto is_loss = name.starts_with("nll_loss") || name.starts_with("multilabel_margin_loss");
     const auto is_pool = name.starts_with("max_pool") || name.starts_with("max_unpool");
-    if (!is_loss && !is_pool && name != "put") return;
+    if (!is_loss && !is_pool && name != "put") return std::nullopt;
     const auto index = op.schema().argumentIndexWithName(is_loss ? "target" : is_pool ? "indices" : "index");
-    if (!index || !arguments[*index]->isTensor()) return;
-    const auto tensor = arguments[*index]->toTensor();
-    const auto dtype = tensor.scalar_type();
-    if (dtype == at::kInt || (is_loss && dtype == at::kByte)) *arguments[*index] = tensor.to(at::kLong);
+    if (!index || !arguments[*index]->isTensor()) return std::nullopt;
+    const auto dtype = arguments[*index]->toTensor().scalar_type();
+    return dtype == at::kInt || (is_loss && dtype == at::kByte) ? index : std::nullopt;
 }
 
 std::vector<at::Tensor> defined_tensors(c10::ArrayRef<c10::IValue*> arguments) {
@@ -136,7 +135,12 @@ bool has_16_bits(const at::Tensor& tensor) {
 
 WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
     const auto& name = op.operator_name().name;
-    widen_indices(op, arguments);
+    const auto replace = [&](std::size_t index, const at::Tensor& wide) {
+        const auto* const alias = op.schema().arguments()[index].alias_info();
+        if (alias != nullptr && alias->isWrite()) written_.push_back({arguments[index]->toTensor(), wide});
+        *arguments[index] = wide;
+    };
+    if (const auto index = narrow_indices(op, arguments)) replace(*index, arguments[*index]->toTensor().to(at::kLong));
     const auto of_integers = dtype_of_integers(name);
     if (!of_integers && !multiplies_matrices(name) && !samples_a_grid(name) && !has_wide_kernels_only(name)) return;
     auto tensors = defined_tensors(arguments);
@@ -152,11 +156,8 @@ WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::I
     };
     for (std::size_t index = 0; index < arguments.size(); ++index) {
         auto& argument = *arguments[index];
-        const auto* const alias = op.schema().arguments()[index].alias_info();
         if (argument.isTensor()) {
-            const auto narrow = argument.toTensor();
-            argument = widened(narrow);
-            if (alias != nullptr && alias->isWrite()) written_.push_back({narrow, argument.toTensor()});
+            replace(index, widened(argument.toTensor()));
         } else if (argument.isTensorList()) {
             c10::List<at::Tensor> list;
             for (const auto& tensor : argument.toTensorVector()) list.push_back(widened(tensor));
@@ -177,9 +178,9 @@ void WideArguments::round_written() const {
 }
 
 void WideArguments::round_result(c10::IValue& result, const at::Tensor& out) const {
-    if (!are_wide() || !result.isTensor()) return;
+    if (!result.isTensor()) return;
     const auto tensor = result.toTensor();
-    if (out.defined()) {
+    if (out.defined() && are_wide()) {
         out.copy_(tensor);
         result = out;
         return;
@@ -187,7 +188,7 @@ void WideArguments::round_result(c10::IValue& result, const at::Tensor& out) con
     const auto written = std::ranges::find_if(written_, [&](const auto& pair) { return pair.wide.is_same(tensor); });
     if (written != written_.end()) {
         result = written->narrow;
-    } else if (tensor.defined() && tensor.scalar_type() == wide_) {
+    } else if (are_wide() && tensor.defined() && tensor.scalar_type() == wide_) {
         result = tensor.to(narrow_);
     }
 }

@@ -330,6 +330,18 @@ def test_indices_of_pools_have_the_dtype_of_the_chip_and_can_be_used(soc, dimens
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dimensions", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_indices_of_pools_are_written_to_int32(dimensions, dtype):
+    x, sizes = torch.randn(1, 2, *[6] * dimensions).to(dtype), [2] * dimensions
+    pool = getattr(torch.ops.aten, f"max_pool{dimensions}d_with_indices")
+    values, indices = (torch.empty(1, 2, *[3] * dimensions, dtype=each, device="npu") for each in (dtype, torch.int32))
+    returned = pool.out(x.npu(), sizes, out=values, indices=indices)
+    assert returned[1].data_ptr() == indices.data_ptr()
+    for found, expected in zip((values, indices), pool(x, sizes), strict=True):
+        assert torch.equal(found.cpu(), expected.to(found.dtype))
+
+
 @pytest.mark.parametrize("function", [torch.std, torch.var, torch.std_mean, torch.var_mean])
 def test_a_correction_that_is_no_whole_number_is_computed_in_float64(function):
     x = torch.randn(3, 4, dtype=torch.float64)
