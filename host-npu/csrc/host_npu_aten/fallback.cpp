@@ -81,11 +81,14 @@ at::Tensor result_in_device_memory(const c10::OperatorHandle& op, Arguments argu
 }
 
 // Whether the host waits on a device, too, because it has to know a value or a shape that is computed there.
-bool waits_on_device(const c10::OperatorHandle& op, Arguments arguments) {
-    if (op.hasTag(at::Tag::data_dependent_output)) return true;
-    if (!op.hasTag(at::Tag::dynamic_output_shape)) return false;
-    if (op.operator_name().name != "aten::index") return true;
-    return std::ranges::any_of(arguments[1]->toOptionalTensorVector(), [](const std::optional<at::Tensor>& index) {
+bool waits_on_device(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
+    const std::string_view name = op.operator_name().name;
+    const bool puts = name.starts_with("aten::index_put") || name == "aten::_index_put_impl_";
+    if (!puts && name != "aten::index") {
+        return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+    }
+    if (puts && arguments[2].toTensor().is_cpu()) return false;  // it fills a mask with the number
+    return std::ranges::any_of(arguments[1].toOptionalTensorVector(), [](const std::optional<at::Tensor>& index) {
         return index && at::isIntegralType(index->scalar_type(), true) && index->element_size() == 1;
     });
 }
@@ -94,6 +97,7 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     refuse_undocumented_dtype(op, *stack);
     if (captures_are_under_way() && record_call(op, stack)) return;
     const auto& schema = op.schema();
+    if (waits_on_device(op, torch::jit::last(*stack, schema.arguments().size()))) c10_npu::warn_or_error_on_sync();
     const auto begin = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
     Views views;
     std::vector<c10::IValue*> arguments;
@@ -110,7 +114,6 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
     const c10::OptionalDeviceGuard guard(*device);
     const auto out = result_in_device_memory(op, arguments, views);
-    if (waits_on_device(op, arguments)) c10_npu::warn_or_error_on_sync();
     drain(*device);
     const auto generator = take_generator(arguments, *device);
     std::optional<std::uint64_t> seed;

@@ -153,12 +153,22 @@ def test_callbacks_run_in_the_thread_that_subscribed():
     assert seen == [threading.get_ident()]
 
 
-@pytest.mark.parametrize("waits", [torch.Tensor.item, lambda x: x[x > 0], torch.nonzero, lambda x: torch.equal(x, x)])
+_WAITS = [
+    torch.Tensor.item,
+    lambda x: x[x > 0],
+    lambda x: x[None].index_put_((x[None] > 0,), x[None]),
+    torch.nonzero,
+    lambda x: torch.equal(x, x),
+]
+
+
+@pytest.mark.parametrize("waits", _WAITS)
 def test_the_debug_mode_reports_what_waits_on_a_device(waits):
     indices = torch.tensor([0, 2], device="npu")
     torch.npu.set_sync_debug_mode("error")
     try:
-        total = torch.ones(3, device="npu").mul(2)[indices].sum()
+        total = torch.ones(3, device="npu").mul(2).index_put_((indices,), indices.float() + 1)[indices].sum()
+        total[None].index_put_((total[None] < 0,), torch.tensor(0.0))
         with pytest.raises(RuntimeError, match="called a synchronizing NPU operation"):
             waits(total)
     finally:
