@@ -162,6 +162,7 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::_softmax_backward_data", {"aclnnSoftmaxBackward", kFloats}},
         {"aten::_log_softmax_backward_data", {"aclnnLogSoftmaxBackward", kFloats}},
         {"aten::_embedding_bag", {"aclnnEmbeddingBag", kFloats}},
+        {"aten::_upsample_nearest_exact1d", {"aclnnUpsampleNearestExact1d", kFloats}},
         {"aten::_upsample_nearest_exact2d", {"aclnnUpsampleNearestExact2d", kFloats}},
         {"aten::searchsorted", {"aclnnSearchSorted", kSearched, kReal}},
         {"aten::bucketize", {"aclnnSearchSorted", kSearched, kReal}},

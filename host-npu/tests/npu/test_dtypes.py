@@ -67,6 +67,7 @@ _CALLS = {
     "aclnnMaxDim": lambda x: x.max(1)[0],
     "aclnnLinalgVectorNorm": lambda x: x.norm(),
     "aclnnNorm": lambda x: F.pairwise_distance(x, x.flip(0)),
+    "aclnnUpsampleNearestExact1d": lambda x: F.interpolate(x[None], scale_factor=2, mode="nearest-exact"),
     "aclnnUpsampleNearestExact2d": lambda x: F.interpolate(x[None, None], scale_factor=2, mode="nearest-exact"),
 }
 
