@@ -65,6 +65,15 @@ _CALLS = {
     "aclnnTanh": torch.tanh,
     "aclnnNanToNum": torch.nan_to_num,
     "aclnnMaxDim": lambda x: x.max(1)[0],
+    "aclnnMinDim": lambda x: x.min(1)[0],
+    "aclnnErfinv": lambda x: torch.erfinv(x / 9),
+    "aclnnRenorm": lambda x: x.renorm(2, 0, 1),
+    "aclnnThreshold": lambda x: F.threshold(x, 0.1, 2.0),
+    "aclnnThresholdBackward": lambda x: torch.ops.aten.threshold_backward(x, x, 0.1),
+    "aclnnIm2colBackward": lambda x: F.fold(x.t()[None], (2, 4), 2),
+    "aclnnEmbeddingBag": lambda x: torch._embedding_bag(
+        x, torch.arange(3, device=x.device), torch.tensor([0], device=x.device)
+    )[0],
     "aclnnLinalgVectorNorm": lambda x: x.norm(),
     "aclnnNorm": lambda x: F.pairwise_distance(x, x.flip(0)),
     "aclnnUpsampleNearestExact1d": lambda x: F.interpolate(x[None], scale_factor=2, mode="nearest-exact"),
@@ -81,6 +90,7 @@ _OF_FLOAT64 = {
     "aclnnTril": torch.tril,
     "aclnnTriu": torch.triu,
     "aclnnExp": torch.exp,
+    "aclnnErfc": torch.erfc,
     "aclnnSearchSorted": lambda x: torch.bucketize(x, x[0]),
 }
 
@@ -106,6 +116,7 @@ _OTHER_DTYPES = [
     ("aclnnConvolution", "DT_INT64", torch.int64),
     ("aclnnErf", "DT_INT32", torch.int32),
     ("aclnnExp", "DT_INT32", torch.int32),
+    ("aclnnErfc", "DT_INT32", torch.int32),
     ("aclnnMaxDim", "DT_INT32", torch.int32),
     ("aclnnSearchSorted", "DT_BFLOAT16", torch.bfloat16),
     ("aclnnTanh", "DT_COMPLEX64", torch.complex64),
