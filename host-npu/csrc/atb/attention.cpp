@@ -32,11 +32,6 @@ std::int64_t kv_heads(const Parameters& parameters) {
     return parameters.kv_heads ? parameters.kv_heads : parameters.heads;
 }
 
-std::vector<std::int64_t> lengths(const at::Tensor& tensor) {
-    const auto wide = tensor.to(at::kLong).contiguous();
-    return {wide.const_data_ptr<std::int64_t>(), wide.const_data_ptr<std::int64_t>() + wide.numel()};
-}
-
 // Heads are a dimension, or one dimension with their elements.
 void require_heads(const char* name, const at::Tensor& tensor, std::int64_t dimension, std::int64_t heads) {
     TORCH_CHECK(
@@ -119,8 +114,8 @@ std::vector<Sequence> Attention::sequences(const Tensors& inputs) const {
         TORCH_CHECK(!place || !inputs.at(*place).is_meta(),
                     "the lengths of the sequences (seq_len, context_lens) must be CPU tensors, but are on the NPU");
     }
-    const auto contexts = lengths(inputs[*(places.contexts ? places.contexts : places.rows)]);
-    const auto rows = places.rows ? lengths(inputs[*places.rows]) : std::vector<std::int64_t>(contexts.size(), 1);
+    const auto contexts = numbers(inputs[*(places.contexts ? places.contexts : places.rows)]);
+    const auto rows = places.rows ? numbers(inputs[*places.rows]) : std::vector<std::int64_t>(contexts.size(), 1);
     TORCH_CHECK(rows.size() == contexts.size(), "seq_len has ", rows.size(), " lengths and context_lens has ",
                 contexts.size());
     std::vector<Sequence> all;

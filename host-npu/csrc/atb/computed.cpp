@@ -67,6 +67,11 @@ void compute(const Formula& formula, const Arguments& inputs, const Arguments& o
 
 }  // namespace
 
+std::vector<std::int64_t> numbers(const at::Tensor& tensor) {
+    const auto wide = tensor.to(at::kLong).contiguous();
+    return {wide.const_data_ptr<std::int64_t>(), wide.const_data_ptr<std::int64_t>() + wide.numel()};
+}
+
 void require_int32(const char* name, const at::Tensor& tensor) {
     TORCH_CHECK(tensor.scalar_type() == at::kInt, name, " has dtype ", c10::getDtypeNames(tensor.scalar_type()).first,
                 " instead of int32");

@@ -31,6 +31,7 @@ void require_simulated(const Condition& condition, const std::string& name) {
 
 // ATB takes indices and lengths of int32 only.
 void require_int32(const char* name, const at::Tensor& tensor);
+std::vector<std::int64_t> numbers(const at::Tensor& tensor);
 
 // The places of the `k` largest numbers of each row, of equal ones the first.
 at::Tensor largest_columns(const at::Tensor& x, std::int64_t k);

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch_npu
-from tests._values import assert_near
+from tests._values import assert_near, moved
 from torch import Tensor
 
 _SCALE, _SIZE, _COUNT = 0.1, 16, 3
@@ -34,10 +34,6 @@ def _arguments(dtype: torch.dtype = torch.float16) -> dict[str, Any]:
     }
 
 
-def _on_npu(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: each.npu() if isinstance(each, Tensor) else each for name, each in arguments.items()}
-
-
 def _expected(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor, is_causal: bool) -> Tensor:
     rows = []
     for lengths in zip(_QUERIES, _KEYS, strict=True):
@@ -61,7 +57,7 @@ def test_each_query_attends_to_the_blocks_of_its_heads(dtype, is_causal):
     arguments = _arguments(dtype)
     names = "query", "key", "value"
     exact = [arguments[name].double().requires_grad_() for name in names]
-    on_npu = _on_npu(arguments) | {name: arguments[name].npu().requires_grad_() for name in names}
+    on_npu = moved(arguments) | {name: arguments[name].npu().requires_grad_() for name in names}
     mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1).npu() if is_causal else None
     result, maximum, total = torch_npu.npu_nsa_select_attention(**on_npu, atten_mask=mask)
     expected = _expected(*exact, arguments["topk_indices"], is_causal)
@@ -91,12 +87,12 @@ def test_each_query_attends_to_the_blocks_of_its_heads(dtype, is_causal):
 )
 def test_what_cann_does_not_select_is_refused_at_the_call(changed, sentence):
     with pytest.raises(RuntimeError, match=sentence):
-        torch_npu.npu_nsa_select_attention(**_on_npu(_arguments() | changed))
+        torch_npu.npu_nsa_select_attention(**moved(_arguments() | changed))
 
 
 def test_a_block_is_one_of_the_sequence():
     arguments = _arguments()
     arguments["topk_indices"][42, 1, 0] = 3
     with pytest.raises(RuntimeError, match="topkIndices"):
-        torch_npu.npu_nsa_select_attention(**_on_npu(arguments))
+        torch_npu.npu_nsa_select_attention(**moved(arguments))
         torch.npu.synchronize()
