@@ -23,17 +23,17 @@ FUSED = Counter(
 )
 # Forward and backward, with CANN's three.
 LAUNCHES = {
-    "mean": ({}, 24),
-    "sum": ({"reduction": "sum"}, 21),
-    "none": ({"reduction": "none"}, 20),
-    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, 27),
-    "an ignore_index that is a class": ({"ignore_index": 5}, 26),
-    "class weights": ({"weight": Maker(torch.float32).probability(160)}, 30),
-    "z-loss": ({"lse_square_scale": 0.1}, 41),
-    "z-loss, none": ({"lse_square_scale": 0.1, "reduction": "none"}, 37),
-    "log_probabilities": ({"outputs": ("log_probabilities",)}, 25),
-    "logsumexp": ({"outputs": ("logsumexp",)}, 27),
-    "token weights": ({"token_weight": Maker(torch.float32).probability(24)}, 29),
+    "mean": ({}, 23),
+    "sum": ({"reduction": "sum"}, 20),
+    "none": ({"reduction": "none"}, 19),
+    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, 26),
+    "an ignore_index that is a class": ({"ignore_index": 5}, 25),
+    "class weights": ({"weight": Maker(torch.float32).probability(160)}, 29),
+    "z-loss": ({"lse_square_scale": 0.1}, 29),
+    "z-loss, none": ({"lse_square_scale": 0.1, "reduction": "none"}, 25),
+    "log_probabilities": ({"outputs": ("log_probabilities",)}, 24),
+    "logsumexp": ({"outputs": ("logsumexp",)}, 26),
+    "token weights": ({"token_weight": Maker(torch.float32).probability(24)}, 28),
 }
 
 

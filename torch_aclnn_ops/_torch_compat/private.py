@@ -100,6 +100,7 @@ def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 # Optimizers: foreach kernels, version counters, hooks and gradient scalers.
 foreach_add_: Callable[..., Any] = torch._foreach_add_
 foreach_copy_: Callable[..., Any] = torch._foreach_copy_
+foreach_exp: Callable[..., Any] = torch._foreach_exp
 foreach_lerp_: Callable[..., Any] = torch._foreach_lerp_
 foreach_neg: Callable[..., Any] = torch._foreach_neg
 fused_adam_: Callable[..., Any] = torch._fused_adam_

@@ -39,7 +39,7 @@ Agreed = Mapping[str, Any]
 class Summary(NamedTuple):
     """What a rank sends about its call, and how to compare it; not differentiable."""
 
-    sent: list[Tensor]  # to be concatenated
+    sent: list[Tensor]  # to be concatenated, which promotes them to the dtype of ``factors``
     signs: Tensor  # s and t of each group, shape (2, 1, groups, 1)
     factors: Tensor  # of each group
 
@@ -74,20 +74,19 @@ def summarize(
     same, zeros, signs, factors = make(tuple(numbers), dtype, input.device).split(lengths)
     # Shards of different sizes are different. Zeros stand for what is not given, so that nothing is launched for it.
     are_comparable = len(sizes) > 1 and len(set(sizes)) == 1
-    groups = (
-        # The bytes of a sum that depends on all targets and their order.
-        zeros[:0] if target is None else target.detach().cumsum(0).sum().reshape(1).view(torch.uint8).to(dtype),
-        input.detach()[:: max(input.shape[0] - 1, 1), :_FEATURES].to(dtype).reshape(-1),
-        _some_of(shard.detach(), dtype) if are_comparable else zeros[:0],
-    )
-    padded = [part for group in groups for part in (group, zeros[group.shape[0] :])]
+    # The bytes of a sum that depends on all targets and their order.
+    of_target = [] if target is None else [target.detach().cumsum(0).sum().reshape(1).view(torch.uint8)]
+    rows = input.detach()[:, :_FEATURES]
+    of_shard = [_some_of(shard.detach())] if are_comparable else []
+    groups = of_target, [rows[:1].reshape(-1), rows[-1:].reshape(-1)], of_shard
+    padded = [part for group in groups for part in (*group, zeros[sum(one.shape[0] for one in group) :])]
     return Summary([same, *padded], signs.unflatten(0, (2, 1, -1, 1)), factors)
 
 
-def _some_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _some_of(rows: Tensor) -> Tensor:
     """Return features of rows up to the last one, at the same distance, minus one of them: zeros of constant rows."""
     step = max((rows.shape[0] - 1) // (_PLACES - 1), 1)
-    features = rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES].to(dtype)
+    features = rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES]
     return (features - features[:1, :1]).reshape(-1)
 
 

@@ -151,7 +151,7 @@ _DIFFERENTIATED = 2  # input and weight
 
 
 class _FusedLossFunction(torch.autograd.Function):
-    """The losses of all rows and, if needed, their log-sum-exp; it is not used inside transforms."""
+    """The losses of all rows with their z-losses, or without and their log-sum-exp; not used inside transforms."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
@@ -166,7 +166,7 @@ class _FusedLossFunction(torch.autograd.Function):
         if needs_log_sum_exp:
             log_sum_exp = reduced.sum_exp_logits.log().add_(reduced.logits_max).where(reduced.has_class, without_class)
         ctx.save_for_backward(*call[:_DIFFERENTIATED], call.target, without_class, *reduced)
-        ctx.vocabulary = vocabulary
+        ctx.vocabulary, ctx.lse_square_scale = vocabulary, call.lse_square_scale
         ctx.mark_non_differentiable(without_class, reduced.has_class)
         ctx.set_materialize_grads(False)
         return losses, log_sum_exp, without_class, reduced.has_class
@@ -186,7 +186,8 @@ class _FusedLossFunction(torch.autograd.Function):
         ]
         if not all(needed) or torch.is_grad_enabled() or any(grad is not None and is_batched(grad) for grad in grads):
             target = target.where(reduced.has_class, 0).masked_fill(without_class == 0, IGNORED)
-            call = Call(input, weight, None, target, gradients=(*needed, False))
+            options = {"gradients": (*needed, False), "lse_square_scale": ctx.lse_square_scale}
+            call = Call(input, weight, None, target, **options)
             return *_differentiable_gradients(call, needed, grads, ctx.vocabulary), *no_others
         return *fused_gradients_of_losses(input, weight, reduced, *grads), *no_others
 
@@ -205,7 +206,9 @@ def _differentiable_gradients(
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
         reduced = reduce(call._replace(**dict[str, Any](zip(names, values, strict=True))))
-        results = reduced.log_sum_exp - reduced.predicted, reduced.logits_max + reduced.log_sum_exp
+        log_sum_exp = reduced.logits_max + reduced.log_sum_exp
+        losses = reduced.log_sum_exp - reduced.predicted + call.lse_square_scale * log_sum_exp.square()
+        results = losses, log_sum_exp
         return tuple(result for result, grad in zip(results, grads, strict=True) if grad is not None)
 
     _, pull_back = vjp(function, *(getattr(call, name) for name in names))
@@ -223,9 +226,14 @@ def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | Line
         classes = vocabulary.shards.total
         if vocabulary.reduces_gradient:
             call = call._replace(input=copy_to_group(call.input, vocabulary.shards.members))
-    needs_log_sum_exp = has_z_loss or "logsumexp" in call.outputs
+    # z-losses with the weights of the losses are added where these are computed.
+    is_z_loss_apart = has_z_loss and (call.weight is not None or bool(call.outputs))
+    needs_log_sum_exp = is_z_loss_apart or "logsumexp" in call.outputs
+    of_rows = call._replace(lse_square_scale=0.0) if is_z_loss_apart else call
     losses: Tensor
-    losses, log_sum_exp, without_class, has_class = _apply(*call[:_DIFFERENTIATED], call, vocabulary, needs_log_sum_exp)
+    losses, log_sum_exp, without_class, has_class = _apply(
+        *call[:_DIFFERENTIATED], of_rows, vocabulary, needs_log_sum_exp
+    )
     if values_are_readable(losses):
         outside = without_class.isnan() & ~has_class
         check_targets(call, outside, classes)
@@ -246,12 +254,11 @@ def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | Line
 
     # nan for an infinite one, which makes the gradients nan, as in torch
     token_weight = None if call.token_weight is None else call.token_weight + 0 * call.token_weight
-    z_losses = log_sum_exp.square() * call.lse_square_scale if has_z_loss else None
-    if z_losses is not None and call.weight is None:  # the weights are the same
-        loss = reduced(losses + z_losses, token_weight)
-    else:
-        loss = reduced(losses, _weights(call, token_weight, has_class))
-        loss = loss if z_losses is None else loss + reduced(z_losses, token_weight)
+    loss = reduced(losses, _weights(call, token_weight, has_class))
+    z_loss = None
+    if is_z_loss_apart:
+        z_loss = reduced(log_sum_exp.square() * call.lse_square_scale, token_weight)
+        loss = loss + z_loss
     if not call.outputs:
         return loss
     outputs = {}
@@ -260,7 +267,7 @@ def fused_loss(call: Call, vocabulary: SharedVocabulary | None) -> Tensor | Line
     if "logsumexp" in call.outputs:
         outputs["logsumexp"] = log_sum_exp.reshape(call.shape)
     if "z_loss" in call.outputs:
-        outputs["z_loss"] = torch.zeros_like(loss) if z_losses is None else reduced(z_losses, token_weight)
+        outputs["z_loss"] = torch.zeros_like(loss) if z_loss is None else z_loss
     return LinearCrossEntropyOutput(loss, **outputs)
 
 

@@ -162,7 +162,7 @@ class SharedVocabulary:
 
         The second result is that of :func:`compare_summaries`.
         """
-        given = [row.to(summary.factors.dtype) for row in rows if row is not None]
+        given = [row for row in rows if row is not None]
         messages = gather(torch.cat([*summary.sent, *given]), self.shards.members)
         summaries = messages[:, : summary.size]
         disagree = compare_summaries("linear_cross_entropy", self.agreed, summary, summaries, self.shards.sizes)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from torch_aclnn_ops._torch_compat.private import foreach_exp
 from torch_aclnn_ops.ops._chunks import IGNORED
 from torch_aclnn_ops.ops._tiling import slices
 from torch_aclnn_ops.ops.linear_cross_entropy import (
@@ -49,7 +50,8 @@ def _reduce(call: Call) -> Reduced:
     has_class = masked_target == call.target
     exact = _target_logits(call, masked_target, logits_max)
     exact = exact.clamp_(max=_LARGEST_ROUNDING).where(has_class, predicted)
-    sum_exp_logits = sum_exp_logits.sub_(predicted.exp()).clamp_(min=_LEAST_SUM).add_(exact.exp())
+    exp_rounded, exp_exact = foreach_exp([predicted, exact])
+    sum_exp_logits = sum_exp_logits.sub_(exp_rounded).clamp_(min=_LEAST_SUM).add_(exp_exact)
     return Reduced(logits_max, sum_exp_logits, exact, target_mask, masked_target, has_class)
 
 
@@ -89,8 +91,8 @@ def fused_losses(
         combine: Combines this shard's results with those of others, if there are any.
 
     Returns:
-        The losses, 0 for an ignored row and nan for a class out of range; what stands for values of a row without a
-        class, 0 or nan in the same way; and what the gradients need.
+        The losses with their z-losses, 0 for an ignored row and nan for a class out of range; what stands for values of
+        a row without a class, 0 or nan in the same way; and what the gradients need.
     """
     target, ignore_index = call.target, call.ignored_class()
     ignored = target == ignore_index
@@ -100,6 +102,12 @@ def fused_losses(
     if combine is not None:
         reduced = combine(call._replace(target=target), reduced)
     losses, _ = fused_cross_entropy_loss_with_max_sum.run(*reduced[:3], None)
+    if call.lse_square_scale != 0:
+        log_sum_exp = reduced.sum_exp_logits.log().add_(reduced.logits_max)
+        losses.addcmul_(log_sum_exp, log_sum_exp, value=call.lse_square_scale)
+        # The gradient of the logits is (1 + 2 scale log_sum_exp) softmax - onehot.
+        factor = log_sum_exp.mul_(2 * call.lse_square_scale).add_(1)
+        reduced = reduced._replace(sum_exp_logits=reduced.sum_exp_logits / factor)
     without_class = reduced.predicted / ignored  # 0 / 1 or 0 / 0
     return losses.where(reduced.has_class, without_class), without_class, reduced
 
