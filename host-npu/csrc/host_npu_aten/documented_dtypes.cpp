@@ -61,6 +61,13 @@ constexpr Dtypes kOrdered = {at::kFloat, at::kHalf, at::kByte, at::kChar,
 constexpr Dtypes kAddcmuls = {at::kFloat, at::kInt,  at::kLong,   at::kHalf,
                               at::kChar,  at::kByte, at::kDouble, at::kBFloat16};
 constexpr Dtypes kAddcdivs = {at::kFloat, at::kLong, at::kHalf, at::kDouble, at::kBFloat16};
+constexpr Dtypes kInverted = {at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble, at::kHalf};
+constexpr Dtypes kIndexFilled = {at::kInt, at::kHalf, at::kFloat, at::kLong, at::kBool, at::kBFloat16};
+constexpr Dtypes kWithoutBool = {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kChar,
+                                 at::kShort, at::kInt,  at::kLong,     at::kByte};
+constexpr Dtypes kPairs = {at::kHalf, at::kFloat};
+constexpr Dtypes kSigned = {at::kDouble,       at::kFloat,         at::kHalf, at::kInt,     at::kLong,
+                            at::kComplexFloat, at::kComplexDouble, at::kBool, at::kBFloat16};
 constexpr Dtypes kHistograms = {at::kFloat, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte};
 // Of the Ascend950.
 constexpr Dtypes kRolledOn950 = {at::kFloat, at::kHalf, at::kChar,     at::kByte,  at::kInt,
@@ -164,6 +171,27 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::_embedding_bag", {"aclnnEmbeddingBag", kFloats}},
         {"aten::_upsample_nearest_exact1d", {"aclnnUpsampleNearestExact1d", kFloats}},
         {"aten::_upsample_nearest_exact2d", {"aclnnUpsampleNearestExact2d", kFloats}},
+        {"aten::addr", {"aclnnAddr", kReal}},
+        {"aten::addmv", {"aclnnAddmv", kReal}},
+        {"aten::masked_scatter", {"aclnnInplaceMaskedScatter", kReal}},
+        {"aten::nonzero", {"aclnnNonzero", kReal}},
+        {"aten::any", {"aclnnAny", kReal}},
+        {"aten::all", {"aclnnAll", kReal}},
+        {"aten::normal", {"aclnnInplaceNormal", kReal}},
+        {"aten::uniform", {"aclnnInplaceUniform", kWithoutBool}},
+        {"aten::cumprod", {"aclnnCumprod", kWithoutBool}},
+        {"aten::inverse", {"aclnnInverse", kInverted}},
+        {"aten::index_fill", {"aclnnIndexFill", kIndexFilled, kReal}},
+        {"aten::sign", {"aclnnSign", kSigned}},
+        {"aten::sgn", {"aclnnSign", kSigned}},
+        {"aten::frac", {"aclnnFrac", kOrdered}},
+        {"aten::xlogy", {"aclnnXLogYTensor", kNarrow}},
+        {"aten::logaddexp", {"aclnnLogAddExp", kNarrow}},
+        {"aten::logaddexp2", {"aclnnLogAddExp2", kNarrow}},
+        {"aten::logit", {"aclnnLogit", kFloats}},
+        {"aten::_pdist_forward", {"aclnnPdist", kPairs}},
+        {"aten::multilabel_margin_loss_forward", {"aclnnMultilabelMarginLoss", kFloats}},
+        {"aten::affine_grid_generator", {"aclnnAffineGrid", kFloats}},
         {"aten::searchsorted", {"aclnnSearchSorted", kSearched, kReal}},
         {"aten::bucketize", {"aclnnSearchSorted", kSearched, kReal}},
     };
@@ -212,9 +240,11 @@ std::optional<double> number(const c10::OperatorHandle& op, const torch::jit::St
 }
 
 // What torch_npu does not pass to the function of the document: std and var with a correction that is no whole number,
-// which the CPU computes, norms of most orders, which a graph operator does, and max and min without a dimension.
+// and logit on old chips, which the CPU computes, norms of most orders, which a graph operator does, and max and min
+// without a dimension.
 bool has_other_function(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     const auto& name = op.operator_name().name;
+    if (name == "aten::logit") return !has_bfloat16();
     if (name == "aten::max" || name == "aten::min") return !op.schema().argumentIndexWithName("dim");
     if (const auto correction = number(op, stack, "correction")) return std::fmod(*correction, 1) != 0;
     const auto order = number(op, stack, name == "aten::norm" ? "p" : "ord");

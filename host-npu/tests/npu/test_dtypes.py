@@ -78,6 +78,15 @@ _CALLS = {
     "aclnnNorm": lambda x: F.pairwise_distance(x, x.flip(0)),
     "aclnnUpsampleNearestExact1d": lambda x: F.interpolate(x[None], scale_factor=2, mode="nearest-exact"),
     "aclnnUpsampleNearestExact2d": lambda x: F.interpolate(x[None, None], scale_factor=2, mode="nearest-exact"),
+    "aclnnFrac": torch.frac,
+    "aclnnXLogYTensor": lambda x: torch.xlogy(x, x.abs()),
+    "aclnnLogAddExp": lambda x: torch.logaddexp(x, x.flip(0)),
+    "aclnnLogAddExp2": lambda x: torch.logaddexp2(x, x.flip(0)),
+    "aclnnLogit": lambda x: torch.logit(x, 0.1),
+    "aclnnPdist": F.pdist,
+    "aclnnMultilabelMarginLoss": lambda x: F.multilabel_margin_loss(x, _CLASSES.to(x.device)),
+    "aclnnAffineGrid": lambda x: F.affine_grid(x[None, :2, :3], (1, 1, 2, 2), align_corners=False),
+    "aclnnIndexFill": lambda x: x.index_fill(1, torch.tensor([0, 2], device=x.device), 3),
 }
 
 # Operators that take float64.
@@ -92,6 +101,17 @@ _OF_FLOAT64 = {
     "aclnnExp": torch.exp,
     "aclnnErfc": torch.erfc,
     "aclnnSearchSorted": lambda x: torch.bucketize(x, x[0]),
+    "aclnnSign": torch.sign,
+    "aclnnCumprod": lambda x: x.cumprod(1),
+    "aclnnInverse": lambda x: torch.inverse(x[:1, :1] + 1),
+    "aclnnAddr": lambda x: torch.addr(x, x[:, 0], x[0]),
+    "aclnnAddmv": lambda x: torch.addmv(x[:, 0], x, x[0]),
+    "aclnnInplaceMaskedScatter": lambda x: x.masked_scatter((x == x[0, 0]), x),
+    "aclnnNonzero": torch.nonzero,
+    "aclnnAny": lambda x: x.any(1),
+    "aclnnAll": torch.all,
+    "aclnnInplaceNormal": lambda x: x.clone().normal_(2, 0),
+    "aclnnInplaceUniform": lambda x: x.clone().uniform_(2, 2),
 }
 
 # Gradients of functions that take float64.
@@ -131,12 +151,28 @@ _OTHER_DTYPES = [
     ("aclnnLogicalNot", "DT_COMPLEX64", torch.complex64),
     ("aclnnTril", "DT_COMPLEX64", torch.complex64),
     ("aclnnTriu", "DT_COMPLEX64", torch.complex64),
+    ("aclnnSign", "DT_INT8", torch.int8),
+    ("aclnnIndexFill", "DT_INT16", torch.int16),
+    ("aclnnLogit", "DT_INT32", torch.int32),
+    ("aclnnCumprod", "DT_BOOL", torch.bool),
+    ("aclnnInverse", "DT_BFLOAT16", torch.bfloat16),
+    ("aclnnLogAddExp", "DT_COMPLEX64", torch.complex64),
+    ("aclnnAddr", "DT_COMPLEX64", torch.complex64),
+    ("aclnnAddmv", "DT_COMPLEX64", torch.complex64),
+    ("aclnnInplaceMaskedScatter", "DT_COMPLEX64", torch.complex64),
+    ("aclnnNonzero", "DT_COMPLEX64", torch.complex64),
+    ("aclnnAny", "DT_COMPLEX64", torch.complex64),
+    ("aclnnAll", "DT_COMPLEX64", torch.complex64),
+    ("aclnnInplaceNormal", "DT_COMPLEX64", torch.complex64),
+    ("aclnnInplaceUniform", "DT_COMPLEX64", torch.complex64),
 ]
 
 # Chips, PyTorch's dtypes, and CANN's names of them where an operator refuses them.
 _OF_CHIPS = [
     ("Ascend950", torch.complex64, {"aclnnRoll": "", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
     ("Ascend950", torch.float64, {"aclnnRoll": "DT_DOUBLE", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
+    ("Ascend950", torch.float64, {"aclnnIndexFill": "", "aclnnLogit": "DT_DOUBLE"}),
+    ("Ascend910", torch.float64, {"aclnnIndexFill": "DT_DOUBLE", "aclnnLogit": ""}),
     ("Ascend950", torch.complex128, {"aclnnTril": "DT_COMPLEX128", "aclnnIm2col": "DT_COMPLEX128"}),
     ("Ascend950", torch.int32, {"aclnnMaxDim": "", "aclnnExp": "DT_INT32"}),
     ("Ascend950", torch.bfloat16, {"aclnnSearchSorted": ""}),
@@ -252,7 +288,7 @@ _WIDE_ONLY = {
     "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), (1, 2, 4, 4, 4)),
     "cdist": (lambda x: torch.cdist(x, x.detach().flip(0), p=1.5), (3, 4)),
     "cdist, largest": (lambda x: torch.cdist(x, x.detach().flip(0), p=torch.inf), (5, 10)),
-    "inverse": (lambda x: torch.inverse(x + 8 * torch.eye(4, dtype=x.dtype, device=x.device)), (3, 4, 4)),
+    "inverse": (lambda x: torch.linalg.inv(x + 8 * torch.eye(4, dtype=x.dtype, device=x.device)), (3, 4, 4)),
     "rrelu": (F.rrelu, (3, 4)),
     "antialias": (lambda x: F.interpolate(x, size=5, mode="bilinear", antialias=True), _IMAGES),
     "antialias, bicubic": (lambda x: F.interpolate(x, size=5, mode="bicubic", antialias=True), _IMAGES),
