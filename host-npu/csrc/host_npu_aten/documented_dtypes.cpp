@@ -185,6 +185,7 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::sign", {"aclnnSign", kSigned}},
         {"aten::sgn", {"aclnnSign", kSigned}},
         {"aten::frac", {"aclnnFrac", kOrdered}},
+        {"aten::eye", {"aclnnEye", kNarrow}},
         {"aten::xlogy", {"aclnnXLogYTensor", kNarrow}},
         {"aten::logaddexp", {"aclnnLogAddExp", kNarrow}},
         {"aten::logaddexp2", {"aclnnLogAddExp2", kNarrow}},
@@ -219,7 +220,7 @@ std::string listed(Dtypes dtypes) {
     return names;
 }
 
-// The dtype of the first tensor that is an NPU's.
+// The dtype of the first tensor that is an NPU's, or else of the tensor to create.
 std::optional<at::ScalarType> first_dtype(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
     for (auto value = stack.end() - count; value != stack.end(); ++value) {
@@ -227,7 +228,10 @@ std::optional<at::ScalarType> first_dtype(const c10::OperatorHandle& op, const t
         const auto& tensor = value->toTensor();
         if (tensor.defined() && tensor.is_privateuseone()) return tensor.scalar_type();
     }
-    return std::nullopt;
+    const auto index = op.schema().argumentIndexWithName("dtype");
+    if (!index) return std::nullopt;
+    const auto& dtype = torch::jit::peek(stack, *index, op.schema().arguments().size());
+    return dtype.isNone() ? at::get_default_dtype_as_scalartype() : dtype.toScalarType();
 }
 
 // The number that an argument of this name has, if any.

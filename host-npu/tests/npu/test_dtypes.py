@@ -87,6 +87,7 @@ _CALLS = {
     "aclnnMultilabelMarginLoss": lambda x: F.multilabel_margin_loss(x, _CLASSES.to(x.device)),
     "aclnnAffineGrid": lambda x: F.affine_grid(x[None, :2, :3], (1, 1, 2, 2), align_corners=False),
     "aclnnIndexFill": lambda x: x.index_fill(1, torch.tensor([0, 2], device=x.device), 3),
+    "aclnnEye": lambda x: torch.eye(3, 4, dtype=x.dtype, device=x.device),
 }
 
 # Operators that take float64.
@@ -156,6 +157,7 @@ _OTHER_DTYPES = [
     ("aclnnLogit", "DT_INT32", torch.int32),
     ("aclnnCumprod", "DT_BOOL", torch.bool),
     ("aclnnInverse", "DT_BFLOAT16", torch.bfloat16),
+    ("aclnnEye", "DT_COMPLEX64", torch.complex64),
     ("aclnnLogAddExp", "DT_COMPLEX64", torch.complex64),
     ("aclnnAddr", "DT_COMPLEX64", torch.complex64),
     ("aclnnAddmv", "DT_COMPLEX64", torch.complex64),
@@ -239,6 +241,16 @@ def test_a_gradient_refuses_float64_that_its_function_takes(name):
     torch.testing.assert_close(result.cpu(), _GRADIENTS[name](x))
     with pytest.raises(RuntimeError, match=f"call {name} failed, error code is 161002\nEZ1001: .* for DT_DOUBLE"):
         result.sum().backward()
+
+
+def test_a_new_tensor_is_refused_in_the_default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(RuntimeError, match="call aclnnEye failed, error code is 161002\nEZ1001: .* for DT_DOUBLE"):
+            torch.eye(3, device="npu")
+        assert torch.eye(2, dtype=torch.float32, device="npu").tolist() == [[1, 0], [0, 1]]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_what_is_no_call_of_the_document_takes_float64():
