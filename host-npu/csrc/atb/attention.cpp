@@ -1,13 +1,4 @@
 // SelfAttention and PagedAttention of ATB: sequences of any lengths one after the other.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/where.h>
-
 #include <limits>
 #include <memory>
 #include <optional>

@@ -1,7 +1,5 @@
 #include "atb/computed.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 

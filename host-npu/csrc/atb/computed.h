@@ -1,7 +1,7 @@
 // An operation of ATB as a formula over tensors.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
 #include <functional>
 #include <stdexcept>

@@ -1,11 +1,4 @@
 // Loads from a cache, the choice of experts, and attention behind a prefix.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/zeros.h>
-
 #include "atb/called.h"
 
 namespace atb {

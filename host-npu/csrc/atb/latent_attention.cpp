@@ -1,14 +1,4 @@
 // Latent attention: RingMLA, which goes on with further keys, and MLA, to a cache.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/logaddexp.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/nan_to_num.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <limits>
 #include <numeric>

@@ -1,13 +1,4 @@
 // The shorter operations of ATB.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/sort.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/topk.h>
-#include <ATen/ops/zeros_like.h>
-
 #include "atb/computed.h"
 
 namespace atb {

@@ -1,10 +1,7 @@
 // Lets the CPU's kernels compute aten operators on NPU tensors, in place in device memory. Loading the library
 // registers them; it has to be loaded after torch_npu, whose kernels it replaces.
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>

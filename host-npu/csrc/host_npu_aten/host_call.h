@@ -1,9 +1,9 @@
 // A call of an operator's CPU kernel.
 #pragma once
 
+#include <ATen/ATen.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
 #include <cstdint>

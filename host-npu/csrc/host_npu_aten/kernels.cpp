@@ -1,15 +1,5 @@
 #include "host_npu_aten/kernels.h"
 
-#include <ATen/ScalarOps.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/lstm_native.h>
-#include <ATen/ops/one_hot_native.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/randperm.h>
-#include <ATen/ops/zeros.h>
-
 #include <utility>
 
 #include "host_npu_aten/documented_dtypes.h"

@@ -1,7 +1,7 @@
 // Operators that PyTorch computes differently for a CPU, by operators that it does not.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
 

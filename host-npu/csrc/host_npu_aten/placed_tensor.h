@@ -1,7 +1,7 @@
 // NPU tensors in a captured graph.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
 #include <cstddef>
 #include <cstdint>

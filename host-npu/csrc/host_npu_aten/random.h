@@ -1,8 +1,8 @@
 // Random numbers of NPU operators that the CPU computes.
 #pragma once
 
+#include <ATen/ATen.h>
 #include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <mutex>

@@ -1,9 +1,7 @@
 #include "host_npu_aten/refusals.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <ATen/ops/copy_ops.h>
 #include <c10/util/Exception.h>
 #include <torch_npu/csrc/aten/CustomFunctions.h>
 #include <torch_npu/csrc/core/npu/NPUFormat.h>

@@ -1,10 +1,5 @@
 #include "host_npu_aten/views.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
-#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/as_strided.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch_npu/csrc/core/npu/NPUFormat.h>
 

@@ -1,7 +1,7 @@
 // CPU tensors over the memory of NPU tensors.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
 #include <cstddef>
 #include <optional>

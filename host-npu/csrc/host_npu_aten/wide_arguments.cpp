@@ -1,7 +1,5 @@
 #include "host_npu_aten/wide_arguments.h"
 
-#include <ATen/ops/_cdist_forward.h>
-
 #include <algorithm>
 #include <string_view>
 

@@ -3,9 +3,8 @@
 // they are floating-point numbers here, and indices have 64 bits.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <optional>

@@ -1,10 +1,6 @@
 // A step of Adam, for the ways to call it.
 #pragma once
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/sqrt.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

@@ -3,9 +3,6 @@
 // A rank counts the tokens for the experts of each other rank, and those that come from each rank for its own: the
 // counts of a rank's experts one after the other, in the order of the ranks. So lie the tokens that are sent, and those
 // that come; those that a rank multiplies are grouped by its experts.
-#include <ATen/ops/cat.h>
-#include <ATen/ops/matmul.h>
-
 #include <numeric>
 
 #include "ascendcl/device.h"

@@ -1,11 +1,6 @@
 // What the arguments of attention say of its inputs and scores.
 #include "host_npu_formulas/attention.h"
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-
 #include <algorithm>
 #include <array>
 #include <string_view>

@@ -1,10 +1,6 @@
 // Which scores the mask and the sparse mode of attention leave out.
 #include "host_npu_formulas/attention_masks.h"
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-
 #include <algorithm>
 #include <limits>
 

@@ -1,7 +1,4 @@
 // Batch norm in parts, between which ranks exchange statistics. Channels are the second dimension.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/rsqrt.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

@@ -1,8 +1,4 @@
 // Writes into a tensor: caches of keys and values, rows by their index, and ones.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/where.h>
-
 #include <vector>
 
 #include "ascendcl/device.h"

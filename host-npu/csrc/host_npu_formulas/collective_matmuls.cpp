@@ -1,7 +1,4 @@
 // Products of matrices with a collective before or behind them.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/matmul.h>
-
 #include "host_npu_formulas/communicating.h"
 
 namespace host_npu {

@@ -1,8 +1,5 @@
 #include "host_npu_formulas/communicating.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-
 #include <numeric>
 
 namespace host_npu {

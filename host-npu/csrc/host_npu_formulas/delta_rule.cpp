@@ -1,11 +1,6 @@
 // The gated delta rule: a matrix for each head forgets, learns what a key has to give, and is asked by a query.
 //
 //     S = a S + b (v - a S k) k^T,  o = scale S q,  a = exp(g)
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/einsum.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/stack.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

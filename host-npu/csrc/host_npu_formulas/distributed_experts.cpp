@@ -4,16 +4,6 @@
 // Each rank gets the tokens of all and takes those for its experts, because how many there are is known on the device
 // only. CANN's documents leave the contents of what dispatch tells combine to the implementation: here it is the number
 // of a copy among those of its rank for the same expert, and how many rows of each expert and rank there are.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/bincount.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/one_hot.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-
 #include "ascendcl/device.h"
 #include "host_npu_formulas/communicating.h"
 #include "host_npu_formulas/experts.h"

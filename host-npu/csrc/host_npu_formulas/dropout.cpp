@@ -2,10 +2,6 @@
 #include "host_npu_formulas/dropout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/zeros_like.h>
 
 namespace host_npu {
 namespace {

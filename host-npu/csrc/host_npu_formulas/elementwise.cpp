@@ -1,37 +1,5 @@
 // Operators of PyTorch under their names in CANN, for programs that call CANN themselves. torch_npu's own operators of
 // these names do not come here: host_npu_aten/ computes them.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/abs.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/ceil.h>
-#include <ATen/ops/clamp.h>
-#include <ATen/ops/cos.h>
-#include <ATen/ops/div.h>
-#include <ATen/ops/erf.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/floor.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/log.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/neg.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/reciprocal.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/sigmoid_backward.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
-#include <ATen/ops/sin.h>
-#include <ATen/ops/sqrt.h>
-#include <ATen/ops/sub.h>
-#include <ATen/ops/tanh.h>
-#include <ATen/ops/tanh_backward.h>
-#include <ATen/ops/where.h>
-
 #include <cmath>
 
 #include "host_npu_formulas/formula.h"

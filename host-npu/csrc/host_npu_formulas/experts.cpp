@@ -1,8 +1,6 @@
 // Mixtures of experts: the tokens in the order of the experts, and back.
 #include "host_npu_formulas/experts.h"
 
-#include <ATen/TensorOperators.h>
-
 namespace host_npu {
 namespace {
 

@@ -1,8 +1,6 @@
 // What mixtures of experts have in common.
 #pragma once
 
-#include <ATen/ops/argsort.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

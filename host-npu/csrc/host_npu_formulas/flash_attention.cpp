@@ -1,7 +1,4 @@
 // FlashAttentionScore, with its versions, and its gradient.
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
-
 #include <utility>
 
 #include "host_npu_formulas/attention.h"

@@ -7,7 +7,7 @@
 // two evaluates it on device memory, in the thread of the stream. 16-bit inputs come as float32, and an output rounds.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstdint>

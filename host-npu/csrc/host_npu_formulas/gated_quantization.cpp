@@ -1,9 +1,4 @@
 // Gated units, GELU and RmsNorm with a quantization of their rows behind them.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
-
 #include "host_npu_formulas/halves.h"
 #include "host_npu_formulas/norms.h"
 #include "host_npu_formulas/quantization.h"

@@ -1,13 +1,4 @@
 // Mixtures of experts: which experts get a token, and with which weight.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/sort.h>
-#include <ATen/ops/zeros_like.h>
-
 #include <limits>
 
 #include "host_npu_formulas/formula.h"

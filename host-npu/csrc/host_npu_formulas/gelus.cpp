@@ -1,10 +1,4 @@
 // GELU, its approximations, and GeGlu: a half of a dimension, through GELU, times the other.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/sigmoid.h>
-
 #include "host_npu_formulas/halves.h"
 
 namespace host_npu {

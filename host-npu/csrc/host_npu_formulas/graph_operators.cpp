@@ -2,13 +2,6 @@
 // of functions that are nothing else.
 #include "acl_op_compiler/graph_operators.h"
 
-#include <ATen/ops/binary_cross_entropy.h>
-#include <ATen/ops/binary_cross_entropy_backward.h>
-#include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/mse_loss.h>
-#include <ATen/ops/mse_loss_backward.h>
 #include <torch/library.h>
 
 #include "host_npu_formulas/adam.h"

@@ -1,7 +1,4 @@
 // Products of groups of int8 rows with a matrix each, whose rows are added up by token.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/zeros.h>
-
 #include "host_npu_formulas/quantization.h"
 
 namespace host_npu {

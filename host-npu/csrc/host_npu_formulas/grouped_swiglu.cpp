@@ -1,8 +1,4 @@
 // Products of groups of int8 rows with a matrix each, whose gated units are quantized.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/silu.h>
-
 #include <functional>
 
 #include "ascendcl/device.h"

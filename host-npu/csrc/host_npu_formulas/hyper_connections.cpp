@@ -1,10 +1,5 @@
 // Manifold-constrained hyper-connections (arXiv:2512.24880): several residual streams, mixed by doubly stochastic
 // matrices.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/stack.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

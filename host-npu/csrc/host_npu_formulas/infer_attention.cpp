@@ -1,10 +1,5 @@
 // Attention for inference: PromptFlashAttention, IncreFlashAttention and FusedInferAttentionScore, without
 // quantization.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/log.h>
-
 #include <algorithm>
 #include <limits>
 #include <set>

@@ -1,10 +1,5 @@
 // Keys and values of latent attention: RmsNorm of one part, rotation of the other, and both into their caches; and all
 // that comes before the attention.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/where.h>
-
 #include <set>
 
 #include "host_npu_formulas/norms.h"

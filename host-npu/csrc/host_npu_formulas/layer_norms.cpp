@@ -1,8 +1,4 @@
 // LayerNorm of sums, and GroupNorm with SiLU. gamma and beta have the sizes of the last dimensions, or the channels.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/sigmoid.h>
-
 #include "host_npu_formulas/norms.h"
 
 namespace host_npu {

@@ -1,12 +1,4 @@
 // The keys that a sparse attention looks at: those of each query's largest scores; and the gradients of these.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-
 #include <limits>
 
 #include "host_npu_formulas/sequence_layouts.h"

@@ -1,10 +1,4 @@
 // CrossEntropyLoss and its gradient, without zloss, which CANN does not support either.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/log_softmax.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

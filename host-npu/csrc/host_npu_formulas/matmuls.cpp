@@ -1,12 +1,4 @@
 // Products of matrices with more around them.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
-
 #include <numeric>
 
 #include "host_npu_formulas/halves.h"

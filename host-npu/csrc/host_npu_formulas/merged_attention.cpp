@@ -1,12 +1,4 @@
 // What is beside attention: results of parts put together, and a softmax with a bias of positions.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/stack.h>
-
 #include "host_npu_formulas/masked_softmax.h"
 
 namespace host_npu {

@@ -3,15 +3,6 @@
 // A byte has two numbers of 4 bits, the first one in its lower half: a sign, and which of kNumbersOf4Bits it is.
 #include "host_npu_formulas/mx_quantization.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/bucketize.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/signbit.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/where.h>
-
 #include <array>
 #include <cmath>
 #include <limits>

@@ -1,9 +1,6 @@
 // RmsNorm and its relatives. gamma has the sizes of the last dimensions, which are normalized.
 #include "host_npu_formulas/norms.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/rsqrt.h>
-
 #include <numeric>
 
 #include "opapi/chip.h"

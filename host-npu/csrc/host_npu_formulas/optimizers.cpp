@@ -1,7 +1,4 @@
 // Optimizer steps, and the step of a decoder from one token to the next.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-
 #include "host_npu_formulas/adam.h"
 
 namespace host_npu {

@@ -1,7 +1,4 @@
 // Products of int8 matrices, and the 64 bits that their scale may come as.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/matmul.h>
-
 #include <algorithm>
 
 #include "host_npu_formulas/mx_quantization.h"

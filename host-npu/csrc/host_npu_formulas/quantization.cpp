@@ -1,13 +1,6 @@
 // Quantization to 8 bits and back. A scale is what a number is multiplied with, or divided by, before it is rounded.
 #include "host_npu_formulas/quantization.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/searchsorted.h>
-
 #include <vector>
 
 #include "host_npu_formulas/norms.h"

@@ -1,23 +1,4 @@
 // Products, softmax, sums and losses of PyTorch under their names in CANN.
-#include <ATen/TensorOperators.h>
-#include <ATen/core/Reduction.h>
-#include <ATen/ops/_log_softmax_backward_data.h>
-#include <ATen/ops/_softmax_backward_data.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/binary_cross_entropy_with_logits.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/cumsum.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/l1_loss.h>
-#include <ATen/ops/log_softmax.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/mean.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

@@ -1,9 +1,4 @@
 // ROIAlign, means of samples between the elements of a feature map, and its gradient.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/zeros.h>
-
 #include <cmath>
 
 #include "host_npu_formulas/formula.h"

@@ -1,10 +1,6 @@
 // RotaryPositionEmbedding: pairs of elements of the last dimension are rotated.
 #include "host_npu_formulas/rotary.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
-
 #include <algorithm>
 #include <array>
 #include <numeric>

@@ -1,11 +1,4 @@
 // Mixtures of experts: a row for each choice of a token, in the order of the experts, and their sums afterwards.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-
 #include <limits>
 
 #include "host_npu_formulas/experts.h"

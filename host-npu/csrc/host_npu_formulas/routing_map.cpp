@@ -1,8 +1,4 @@
 // Mixtures of experts by a map of which token goes to which expert.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/zeros.h>
-
 #include "host_npu_formulas/experts.h"
 
 namespace host_npu {

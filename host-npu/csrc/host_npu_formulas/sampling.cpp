@@ -1,7 +1,4 @@
 // What is left of logits to sample from.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/full_like.h>
-
 #include <limits>
 
 #include "host_npu_formulas/formula.h"

@@ -1,13 +1,5 @@
 // Attention of each query to the blocks of keys that are chosen for it, those of a head of keys for all heads that
 // share it: NsaSelectedAttention and its gradient.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-
 #include "host_npu_formulas/attention.h"
 
 namespace host_npu {

@@ -1,7 +1,5 @@
 #include "host_npu_formulas/sequence_layouts.h"
 
-#include <ATen/TensorOperators.h>
-
 #include <limits>
 
 namespace host_npu {

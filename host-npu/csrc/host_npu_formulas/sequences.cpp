@@ -1,10 +1,4 @@
 // Sequences: short causal convolutions, and keys and values compressed by blocks.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

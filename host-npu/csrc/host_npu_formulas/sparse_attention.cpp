@@ -1,13 +1,5 @@
 // Attention of each query to the keys that are chosen for it: SparseFlashAttention and its gradient, with the heads of
 // latent attention, whose values are the keys without their rotated part.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-
 #include "host_npu_formulas/sequence_layouts.h"
 #include "opapi/chip.h"
 

@@ -1,6 +1,4 @@
 // Sparse tensors: what torch_npu calls for aten::_coalesce.
-#include <ATen/ops/zeros.h>
-
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {

@@ -1,9 +1,4 @@
 // SwiGlu: the first half of a dimension, through SiLU, times the second.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
-
 #include <algorithm>
 
 #include "host_npu_formulas/halves.h"
