@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A file, what has to stand in it, and what to write. {operator} is the name in all layers, {cann} and {raw} are the
-# functions of CANN and the raw operators, for each of which the line holds.
+# functions of CANN and the raw operators, for each of which the line holds. ELSEWHERE has other places of some files.
 REQUIREMENTS = (
     (
         "torch_aclnn_ops/ops/{operator}.py",
@@ -48,7 +48,7 @@ REQUIREMENTS = (
     ),
     (
         "host-npu/csrc/tests/{operator}_test.cpp",
-        r"\bCase \w+\{{",
+        r"\b{cann}\b",
         "write the call of {cann}, what it refuses, and what it computes",
     ),
     (
@@ -65,6 +65,8 @@ REQUIREMENTS = (
     ("README.md", r"^\| .*\b{cann}\b.*\]\(docs/operators/{operator}\.md\)", "add the row of {cann}"),
     ("tests/public_api.txt", r"^\w*{operator}\(", "run `python -m tests.test_public_api`"),
 )
+
+ELSEWHERE = {"host-npu/csrc/tests/{operator}_test.cpp": "host-npu/tests/phase_one/{operator}.py"}
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ def _missing(root: Path, operator: str) -> Iterator[Missing]:
         for cann, raw in [(cann, raw) for cann in functions for raw in names]:
             header = re.sub(r"(?<!^)(?=[A-Z])", "_", cann).lower()
             values = {"operator": operator, "cann": cann, "raw": raw, "header": header}
-            where = path.format(**values)
-            if not re.search(pattern.format(**values), _text(root, where), re.M):
+            where, elsewhere = path.format(**values), ELSEWHERE.get(path, path).format(**values)
+            if not re.search(pattern.format(**values), _text(root, where) + _text(root, elsewhere), re.M):
                 yield Missing(operator, where, what.format(**values))
 
 

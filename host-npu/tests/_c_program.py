@@ -45,7 +45,7 @@ def instrumented(kind: str, compiler: str = "g++", names: Sequence[str] = LIBRAR
 
 def names() -> list[str]:
     """Return the names of the cases."""
-    cases = re.compile(r"const Case \w+\{\s*\"([^\"]+)\"")
+    cases = re.compile(r"^CASE\(\"([^\"]+)\"", re.MULTILINE)
     return [name for source in SOURCES for name in cases.findall(source.read_text())]
 
 

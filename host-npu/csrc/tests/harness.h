@@ -46,14 +46,22 @@ inline void expect_close(const std::vector<double>& actual, const std::vector<do
 
 inline const std::vector<std::string> kAllSocs{"Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950"};
 
-// A case that runs in these configurations of the process. It registers itself.
+// A case, which registers itself; CASE makes it.
 struct Case {
-    Case(const char* name, std::function<void()> body, std::vector<std::string> configurations = {"Ascend910B"});
+    Case(std::function<void()> body, const char* name, std::vector<std::string> configurations = {"Ascend910B"});
 
-    std::string name;
     std::function<void()> body;
+    std::string name;
     std::vector<std::string> configurations;
 };
+
+// CASE("name", {"Ascend950"}) { ... } runs in these configurations of the process, without any on an Ascend910B.
+#define CASE(...) CASE_AT(__LINE__, __VA_ARGS__)
+#define CASE_AT(line, ...) CASE_NUMBERED(line, __VA_ARGS__)
+#define CASE_NUMBERED(number, ...)                                \
+    void case_##number();                                         \
+    const ::test::Case made_##number(case_##number, __VA_ARGS__); \
+    void case_##number()
 
 // The chip of this process as HOST_NPU_SOC names it, "cache off" if phase one has no cache, or "strict
 // memory" if allocations end where they were asked to end.

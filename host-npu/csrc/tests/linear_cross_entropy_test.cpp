@@ -5,48 +5,22 @@ namespace {
 
 using namespace test;
 
-const Case no_rows{"fused_linear_online_max_sum/no_rows", [] {
-                       OnlineMaxSum call;
-                       call.input = {ACL_FLOAT16, {0, 4}};
-                       call.target = {ACL_INT32, {0}};
-                       for (auto* tensor : {&call.max, &call.sum, &call.predicted}) *tensor = floats({0});
-                       call.mask = {ACL_UINT8, {0}};
-                       call.masked_target = {ACL_INT32, {0}};
-                       call.logits = {};
-                       const auto phase = phase_one(call);
-                       expect_equal(phase.workspace_size, 0u, "workspaceSize");
-                       expect_equal(launch(call, phase), 0, "the synchronisation's status");
-                   }};
-
-const Case no_columns{"fused_linear_online_max_sum/inner_size_0", [] {
-                          OnlineMaxSum call;
-                          call.input = {ACL_FLOAT16, {3, 0}};
-                          call.weight = {ACL_FLOAT16, {5, 0}};
-                          call.logits = {ACL_FLOAT16, {3, 5}, {7}};
-                          run(call);
-                          expect_close(call.max.values(), {0, 0, 0}, 0, "max");
-                          expect_close(call.sum.values(), {5, 5, 5}, 0, "sum");
-                          expect_close(call.predicted.values(), {0, 0, 0}, 0, "predicted");
-                          expect_close(call.logits.values(), std::vector<double>(15, 0), 0, "logits");
-                      }};
-
 // An aclFormat has two numbers for an undefined format.
-const Case undefined_formats{"fused_linear_online_max_sum/formats_-1_and_255_are_the_same", [] {
-                                 const auto with = [](int format) {
-                                     return [=](OnlineMaxSum& call) {
-                                         call.target = {ACL_INT32, {3}, {0}, {.format = ACL_FORMAT_UNDEFINED}};
-                                         const View view{.format = static_cast<aclFormat>(format)};
-                                         for (auto* tensor : {&call.max, &call.sum, &call.predicted}) {
-                                             *tensor = {ACL_FLOAT, {3}, {0}, view};
-                                         }
-                                         call.mask = {ACL_UINT8, {1}, {0}, view};
-                                         call.masked_target = {ACL_INT32, {3}, {0}, view};
-                                     };
-                                 };
-                                 check_rows<OnlineMaxSum>({{"the target's", with(ACL_FORMAT_UNDEFINED)},
-                                                           {"255", with(255)},
-                                                           {"another", with(ACL_FORMAT_ND), 561103}});
-                             }};
+CASE("fused_linear_online_max_sum/formats_-1_and_255_are_the_same") {
+    const auto with = [](int format) {
+        return [=](OnlineMaxSum& call) {
+            call.target = {ACL_INT32, {3}, {0}, {.format = ACL_FORMAT_UNDEFINED}};
+            const View view{.format = static_cast<aclFormat>(format)};
+            for (auto* tensor : {&call.max, &call.sum, &call.predicted}) {
+                *tensor = {ACL_FLOAT, {3}, {0}, view};
+            }
+            call.mask = {ACL_UINT8, {1}, {0}, view};
+            call.masked_target = {ACL_INT32, {3}, {0}, view};
+        };
+    };
+    check_rows<OnlineMaxSum>(
+        {{"the target's", with(ACL_FORMAT_UNDEFINED)}, {"255", with(255)}, {"another", with(ACL_FORMAT_ND), 561103}});
+}
 
 // Phase one of these two does not look at what the launch says.
 template <class Call>
@@ -59,29 +33,25 @@ void fails_in_phase_two(Call& call, aclnnStatus status) {
     expect(recent_error().has_value(), "no message");
 }
 
-const Case no_kernel{"fused_linear_online_max_sum/no_kernel",
-                     [] {
-                         OnlineMaxSum call;
-                         fails_in_phase_two(call, 561003);
-                     },
-                     {"Ascend910", "Ascend310P", "Ascend950"}};
+CASE("fused_linear_online_max_sum/no_kernel", {"Ascend910", "Ascend310P", "Ascend950"}) {
+    OnlineMaxSum call;
+    fails_in_phase_two(call, 561003);
+}
 
-const Case no_kernel_of_loss{"fused_cross_entropy_loss_with_max_sum/no_kernel",
-                             [] {
-                                 LossWithMaxSum call;
-                                 fails_in_phase_two(call, 561003);
-                             },
-                             {"Ascend910", "Ascend310P"}};
+CASE("fused_cross_entropy_loss_with_max_sum/no_kernel", {"Ascend910", "Ascend310P"}) {
+    LossWithMaxSum call;
+    fails_in_phase_two(call, 561003);
+}
 
-const Case no_rows_of_loss{"fused_cross_entropy_loss_with_max_sum/no_rows", [] {
-                               LossWithMaxSum call;
-                               for (auto* tensor : {&call.max, &call.sum, &call.predicted, &call.loss}) {
-                                   *tensor = floats({0});
-                               }
-                               call.logits = {};
-                               call.softmax = {};
-                               fails_in_phase_two(call, 561002);
-                           }};
+CASE("fused_cross_entropy_loss_with_max_sum/no_rows") {
+    LossWithMaxSum call;
+    for (auto* tensor : {&call.max, &call.sum, &call.predicted, &call.loss}) {
+        *tensor = floats({0});
+    }
+    call.logits = {};
+    call.softmax = {};
+    fails_in_phase_two(call, 561002);
+}
 
 template <bool fails>
 void no_rows_but_logits() {
@@ -92,11 +62,10 @@ void no_rows_but_logits() {
     fails ? fails_in_phase_two(call, 561002) : run(call);
 }
 
-const Case no_rows_but_logits_of_loss{"fused_cross_entropy_loss_with_max_sum/no_rows_but_logits",
-                                      no_rows_but_logits<false>,
-                                      {"Ascend910B", "Ascend910_93"}};
-const Case no_rows_but_logits_on_950{
-    "fused_cross_entropy_loss_with_max_sum/no_rows_but_logits_on_950", no_rows_but_logits<true>, {"Ascend950"}};
+CASE("fused_cross_entropy_loss_with_max_sum/no_rows_but_logits", {"Ascend910B", "Ascend910_93"}) {
+    no_rows_but_logits<false>();
+}
+CASE("fused_cross_entropy_loss_with_max_sum/no_rows_but_logits_on_950", {"Ascend950"}) { no_rows_but_logits<true>(); }
 
 void give_logits_of(LossWithMaxSum& call, const Shape& shape) {
     call.max = floats({3}, {0.5});
@@ -107,24 +76,20 @@ void give_logits_of(LossWithMaxSum& call, const Shape& shape) {
     call.softmax = floats(shape);
 }
 
-const Case fewer_logits{"fused_cross_entropy_loss_with_max_sum/as_many_losses_as_logits",
-                        [] {
-                            LossWithMaxSum call;
-                            give_logits_of(call, {2, 2});
-                            run(call);
-                            const double loss = std::log(2.0) - 0.25;
-                            expect_close(call.loss.values(), {loss, loss, 7}, 1e-6, "loss");
-                        },
-                        {"Ascend910B", "Ascend910_93"}};
+CASE("fused_cross_entropy_loss_with_max_sum/as_many_losses_as_logits", {"Ascend910B", "Ascend910_93"}) {
+    LossWithMaxSum call;
+    give_logits_of(call, {2, 2});
+    run(call);
+    const double loss = std::log(2.0) - 0.25;
+    expect_close(call.loss.values(), {loss, loss, 7}, 1e-6, "loss");
+}
 
-const Case logits_on_950{"fused_cross_entropy_loss_with_max_sum/logits_that_do_not_fit_on_950",
-                         [] {
-                             for (const Shape& shape : {Shape{3, 0}, Shape{2, 2}, Shape{4, 2}}) {
-                                 LossWithMaxSum call;
-                                 give_logits_of(call, shape);
-                                 fails_in_phase_two(call, 561002);
-                             }
-                         },
-                         {"Ascend950"}};
+CASE("fused_cross_entropy_loss_with_max_sum/logits_that_do_not_fit_on_950", {"Ascend950"}) {
+    for (const Shape& shape : {Shape{3, 0}, Shape{2, 2}, Shape{4, 2}}) {
+        LossWithMaxSum call;
+        give_logits_of(call, shape);
+        fails_in_phase_two(call, 561002);
+    }
+}
 
 }  // namespace

@@ -20,8 +20,8 @@ std::vector<Case>& cases() {
 
 }  // namespace
 
-Case::Case(const char* the_name, std::function<void()> the_body, std::vector<std::string> the_configurations)
-    : name(the_name), body(std::move(the_body)), configurations(std::move(the_configurations)) {
+Case::Case(std::function<void()> the_body, const char* the_name, std::vector<std::string> the_configurations)
+    : body(std::move(the_body)), name(the_name), configurations(std::move(the_configurations)) {
     cases().push_back(*this);
 }
 

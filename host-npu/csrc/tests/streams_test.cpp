@@ -22,75 +22,75 @@ struct WaitRow {
     std::uint64_t written;
 };
 
-const Case values{"streams/wait_for_a_value_in_memory", [] {
-                      const Memory memory(8);
-                      const WaitRow table[] = {
-                          {"at least", ACL_STREAM_WAIT_VALUE_GEQ, 5, 4, 6},
-                          {"equal", ACL_STREAM_WAIT_VALUE_EQ, 5, 6, 5},
-                          {"a common bit", ACL_STREAM_WAIT_VALUE_AND, 4, 3, 5},
-                          {"a bit in neither", ACL_STREAM_WAIT_VALUE_NOR, 1, ~std::uint64_t{1}, 0},
-                      };
-                      for (const auto& row : table) {
-                          const Stream writer, waiter;
-                          expect_equal(aclrtValueWrite(memory.address(), row.before, 0, writer.handle), 0, row.name);
-                          expect_equal(writer.wait(), 0, row.name, ": the first write");
-                          expect_equal(aclrtValueWait(memory.address(), row.value, row.condition, waiter.handle), 0,
-                                       row.name, ": the status of the wait");
-                          expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 20), 507046, row.name,
-                                       ": the status before the write");
-                          expect_equal(aclrtValueWrite(memory.address(), row.written, 0, writer.handle), 0, row.name);
-                          expect_equal(waiter.wait(), 0, row.name, ": the status after the write");
-                          recent_error();
-                      }
-                      const Stream stream;
-                      expect_equal(aclrtValueWait(memory.address(), 0, 99, stream.handle), kInvalid, "no condition");
-                      auto* const odd = static_cast<char*>(memory.address()) + 1;
-                      expect_equal(aclrtValueWrite(odd, 0, 0, stream.handle), kInvalid, "an odd address");
-                      recent_error();
-                  }};
+CASE("streams/wait_for_a_value_in_memory") {
+    const Memory memory(8);
+    const WaitRow table[] = {
+        {"at least", ACL_STREAM_WAIT_VALUE_GEQ, 5, 4, 6},
+        {"equal", ACL_STREAM_WAIT_VALUE_EQ, 5, 6, 5},
+        {"a common bit", ACL_STREAM_WAIT_VALUE_AND, 4, 3, 5},
+        {"a bit in neither", ACL_STREAM_WAIT_VALUE_NOR, 1, ~std::uint64_t{1}, 0},
+    };
+    for (const auto& row : table) {
+        const Stream writer, waiter;
+        expect_equal(aclrtValueWrite(memory.address(), row.before, 0, writer.handle), 0, row.name);
+        expect_equal(writer.wait(), 0, row.name, ": the first write");
+        expect_equal(aclrtValueWait(memory.address(), row.value, row.condition, waiter.handle), 0, row.name,
+                     ": the status of the wait");
+        expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 20), 507046, row.name,
+                     ": the status before the write");
+        expect_equal(aclrtValueWrite(memory.address(), row.written, 0, writer.handle), 0, row.name);
+        expect_equal(waiter.wait(), 0, row.name, ": the status after the write");
+        recent_error();
+    }
+    const Stream stream;
+    expect_equal(aclrtValueWait(memory.address(), 0, 99, stream.handle), kInvalid, "no condition");
+    auto* const odd = static_cast<char*>(memory.address()) + 1;
+    expect_equal(aclrtValueWrite(odd, 0, 0, stream.handle), kInvalid, "an odd address");
+    recent_error();
+}
 
-const Case events{"streams/events_are_reset_and_waited_for", [] {
-                      const Stream stream;
-                      aclrtEvent event = nullptr;
-                      expect_equal(aclrtCreateEventWithFlag(&event, ACL_EVENT_TIME_LINE), 0, "the status");
-                      expect_equal(aclrtRecordEvent(event, stream.handle), 0, "the status of recording");
-                      expect_equal(aclrtSynchronizeEvent(event), 0, "the status of waiting");
-                      aclrtEventWaitStatus status = ACL_EVENT_WAIT_STATUS_NOT_READY;
-                      expect_equal(aclrtQueryEventWaitStatus(event, &status), 0, "the status of the question");
-                      expect_equal(status, ACL_EVENT_WAIT_STATUS_COMPLETE, "the event's state");
-                      float time = -1;
-                      expect_equal(aclrtEventElapsedTime(&time, event, event), 0, "the status of the time");
-                      expect_equal(time, 0.0f, "the time from the event to itself");
-                      expect_equal(aclrtResetEvent(event, stream.handle), 0, "the status of the reset");
-                      expect_equal(stream.wait(), 0, "the synchronisation's status");
-                      expect(aclrtEventElapsedTime(&time, event, event) != 0, "an event that was reset has a time");
-                      expect_equal(aclrtDestroyEvent(event), 0, "the status of the destruction");
-                      recent_error();
-                  }};
+CASE("streams/events_are_reset_and_waited_for") {
+    const Stream stream;
+    aclrtEvent event = nullptr;
+    expect_equal(aclrtCreateEventWithFlag(&event, ACL_EVENT_TIME_LINE), 0, "the status");
+    expect_equal(aclrtRecordEvent(event, stream.handle), 0, "the status of recording");
+    expect_equal(aclrtSynchronizeEvent(event), 0, "the status of waiting");
+    aclrtEventWaitStatus status = ACL_EVENT_WAIT_STATUS_NOT_READY;
+    expect_equal(aclrtQueryEventWaitStatus(event, &status), 0, "the status of the question");
+    expect_equal(status, ACL_EVENT_WAIT_STATUS_COMPLETE, "the event's state");
+    float time = -1;
+    expect_equal(aclrtEventElapsedTime(&time, event, event), 0, "the status of the time");
+    expect_equal(time, 0.0f, "the time from the event to itself");
+    expect_equal(aclrtResetEvent(event, stream.handle), 0, "the status of the reset");
+    expect_equal(stream.wait(), 0, "the synchronisation's status");
+    expect(aclrtEventElapsedTime(&time, event, event) != 0, "an event that was reset has a time");
+    expect_equal(aclrtDestroyEvent(event), 0, "the status of the destruction");
+    recent_error();
+}
 
 // An event is used again for the work of another stream, and the older record is reached last.
-const Case records{"streams/a_record_is_waited_for_whatever_the_older_ones_do", [] {
-                       const Memory memory(8);
-                       const Stream slow, quick, waiter;
-                       aclrtEvent event = nullptr;
-                       expect_equal(aclrtCreateEvent(&event), 0, "the status");
-                       expect_equal(aclrtValueWrite(memory.address(), 0, 0, quick.handle), 0, "the first write");
-                       expect_equal(quick.wait(), 0, "the first write's end");
-                       expect_equal(aclrtValueWait(memory.address(), 1, ACL_STREAM_WAIT_VALUE_EQ, slow.handle), 0,
-                                    "the status of the wait");
-                       expect_equal(aclrtRecordEvent(event, slow.handle), 0, "the first record");
-                       expect_equal(aclrtStreamWaitEvent(waiter.handle, event), 0, "the wait for the first record");
-                       expect_equal(aclrtRecordEvent(event, quick.handle), 0, "the second record");
-                       expect_equal(aclrtSynchronizeEvent(event), 0, "the end of the second record");
-                       expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 20), 507046,
-                                    "the status before the first record is reached");
-                       expect_equal(aclrtValueWrite(memory.address(), 1, 0, quick.handle), 0, "the second write");
-                       expect_equal(slow.wait(), 0, "the end of the first record");
-                       expect_equal(aclrtStreamWaitEvent(waiter.handle, event), 0, "the wait for the second record");
-                       expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 10000), 0, "the status after it");
-                       expect_equal(aclrtDestroyEvent(event), 0, "the status of the destruction");
-                       recent_error();
-                   }};
+CASE("streams/a_record_is_waited_for_whatever_the_older_ones_do") {
+    const Memory memory(8);
+    const Stream slow, quick, waiter;
+    aclrtEvent event = nullptr;
+    expect_equal(aclrtCreateEvent(&event), 0, "the status");
+    expect_equal(aclrtValueWrite(memory.address(), 0, 0, quick.handle), 0, "the first write");
+    expect_equal(quick.wait(), 0, "the first write's end");
+    expect_equal(aclrtValueWait(memory.address(), 1, ACL_STREAM_WAIT_VALUE_EQ, slow.handle), 0,
+                 "the status of the wait");
+    expect_equal(aclrtRecordEvent(event, slow.handle), 0, "the first record");
+    expect_equal(aclrtStreamWaitEvent(waiter.handle, event), 0, "the wait for the first record");
+    expect_equal(aclrtRecordEvent(event, quick.handle), 0, "the second record");
+    expect_equal(aclrtSynchronizeEvent(event), 0, "the end of the second record");
+    expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 20), 507046,
+                 "the status before the first record is reached");
+    expect_equal(aclrtValueWrite(memory.address(), 1, 0, quick.handle), 0, "the second write");
+    expect_equal(slow.wait(), 0, "the end of the first record");
+    expect_equal(aclrtStreamWaitEvent(waiter.handle, event), 0, "the wait for the second record");
+    expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 10000), 0, "the status after it");
+    expect_equal(aclrtDestroyEvent(event), 0, "the status of the destruction");
+    recent_error();
+}
 
 class Event {
   public:
@@ -129,34 +129,33 @@ void queue_failure(const Stream& stream) {
 
 constexpr aclError kFault = 507015;
 
-const Case failed_work{"streams/a_failure_is_reported_by_whatever_waits_for_the_work", [] {
-                           const Stream failing, waiting, waiting_for_that, apart;
-                           const Event first, second;
-                           queue_failure(failing);
-                           record(first, failing);
-                           block(waiting, first);
-                           record(second, waiting);
-                           block(waiting_for_that, second);
-                           expect_equal(aclrtSynchronizeEvent(first.handle), kFault, "the event after the failure");
-                           expect_equal(aclrtSynchronizeEventWithTimeout(second.handle, 10000), kFault,
-                                        "the event of the stream that waited");
-                           expect_equal(waiting_for_that.wait(), kFault, "the stream that waited for that stream");
-                           expect_equal(waiting.wait(), kFault, "the stream that waited");
-                           expect_equal(apart.wait(), 0, "a stream that waited for nothing");
-                           expect_equal(failing.wait(), kFault, "the stream itself");
-                           recent_error();
-                       }};
+CASE("streams/a_failure_is_reported_by_whatever_waits_for_the_work") {
+    const Stream failing, waiting, waiting_for_that, apart;
+    const Event first, second;
+    queue_failure(failing);
+    record(first, failing);
+    block(waiting, first);
+    record(second, waiting);
+    block(waiting_for_that, second);
+    expect_equal(aclrtSynchronizeEvent(first.handle), kFault, "the event after the failure");
+    expect_equal(aclrtSynchronizeEventWithTimeout(second.handle, 10000), kFault, "the event of the stream that waited");
+    expect_equal(waiting_for_that.wait(), kFault, "the stream that waited for that stream");
+    expect_equal(waiting.wait(), kFault, "the stream that waited");
+    expect_equal(apart.wait(), 0, "a stream that waited for nothing");
+    expect_equal(failing.wait(), kFault, "the stream itself");
+    recent_error();
+}
 
-const Case reported{"streams/a_failure_that_was_reported_is_not_passed_on", [] {
-                        const Stream failing, waiting;
-                        const Event event;
-                        queue_failure(failing);
-                        expect_equal(failing.wait(), kFault, "the stream itself");
-                        recent_error();
-                        record(event, failing);
-                        block(waiting, event);
-                        expect_equal(aclrtSynchronizeEvent(event.handle), 0, "the event");
-                        expect_equal(waiting.wait(), 0, "the stream that waited");
-                    }};
+CASE("streams/a_failure_that_was_reported_is_not_passed_on") {
+    const Stream failing, waiting;
+    const Event event;
+    queue_failure(failing);
+    expect_equal(failing.wait(), kFault, "the stream itself");
+    recent_error();
+    record(event, failing);
+    block(waiting, event);
+    expect_equal(aclrtSynchronizeEvent(event.handle), 0, "the event");
+    expect_equal(waiting.wait(), 0, "the stream that waited");
+}
 
 }  // namespace

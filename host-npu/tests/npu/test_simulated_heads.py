@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 import torch
-from tests._aclnn import call
+from tests._aclnn import call, phase_one
 from tests._values import DTYPES, assert_close, random
 
 # Rows, hidden size, vocabulary: around the tiles of 128 x 256 and of the matrix product.
@@ -136,17 +136,39 @@ def _assert_packed(softmax, gradients, less_one, dtype):
     assert_close(memory[behind], less_one.flatten()[behind])
 
 
+def _of_three_rows(targets=(0, 1, 129), smoothing=0.0, softmax=True, **changed):
+    """Return the arguments of a gradient of 3 rows and 130 logits."""
+    x, weight = torch.ones(3, 4).bfloat16().npu(), torch.ones(130, 4).bfloat16().npu()
+    given = {"grad": torch.ones(3).npu(), "x": x, "weight": weight, "mask": torch.zeros(3, dtype=torch.bool).npu()}
+    statistics = (None, None) if softmax else (torch.full((3,), 4.0).npu(), torch.full((3,), 130.0).npu())
+    softmax = torch.full((130, 3), 0.5).npu().t() if softmax else None
+    given |= {"targets": torch.tensor(targets).npu(), "smoothing": ctypes.c_float(smoothing)} | changed
+    return *given.values(), *statistics, softmax, torch.empty_like(x), torch.empty_like(weight)
+
+
 def test_a_strided_softmax_is_copied():
-    rows, vocabulary = 3, 130
-    softmax = torch.full((vocabulary, rows), 0.5).npu()
-    x, weight = torch.ones(rows, 4).bfloat16().npu(), torch.ones(vocabulary, 4).bfloat16().npu()
-    given = (
-        torch.ones(rows).npu(),
-        x,
-        weight,
-        torch.zeros(rows, dtype=torch.bool).npu(),
-        torch.tensor([0, 1, 129]).npu(),
-    )
-    outs = torch.empty_like(x), torch.empty_like(weight)
-    call("aclnnFusedLinearCrossEntropyLossGrad", *given, _SMOOTHING, None, None, softmax.t(), *outs)
-    assert (softmax == 0.5).all()
+    arguments = _of_three_rows()
+    call("aclnnFusedLinearCrossEntropyLossGrad", *arguments)
+    assert (arguments[8] == 0.5).all()
+
+
+def test_a_target_outside_of_the_softmax_is_a_fault_and_without_one_no_tile_has_it():
+    with pytest.raises(RuntimeError, match="error code is 507015"):
+        call("aclnnFusedLinearCrossEntropyLossGrad", *_of_three_rows((0, -100, 1)))
+    call("aclnnFusedLinearCrossEntropyLossGrad", *_of_three_rows((0, -100, 130), softmax=False))
+
+
+def test_a_missing_softmax_is_refused_first_and_smoothing_before_shapes():
+    name = "aclnnFusedLinearCrossEntropyLossGrad"
+    assert "softmax" in phase_one(name, *_of_three_rows(grad=None)[:8], None, *_of_three_rows()[9:])[1]
+    others = torch.ones(4, 4).bfloat16().npu()
+    assert "labelSmoothing" in phase_one(name, *_of_three_rows(smoothing=1.0, x=others))[1]
+
+
+def test_statistics_of_nothing():
+    vectors = _max_sum(torch.empty(0, 4).half(), torch.ones(5, 4).half(), torch.empty(0, dtype=torch.int32), 0, 2)
+    assert not any(each.numel() for each in vectors)
+    logits = torch.full((3, 5), 7.0).half().npu()
+    given = torch.empty(3, 0).half(), torch.empty(5, 0).half(), torch.ones(3, dtype=torch.int32), 0, 2, logits
+    assert [each.tolist() for each in _max_sum(*given)[:3]] == [[0] * 3, [5] * 3, [0] * 3]
+    assert not logits.any()

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests._aclnn import call
-from tests._values import DTYPES, assert_close, random, transposed
+from tests._aclnn import call, phase_one
+from tests._values import DTYPES, assert_close, moved, random, transposed
 
 _REDUCTIONS = pytest.mark.parametrize("reduction", [0, 1, 2], ids=["none", "mean", "sum"])
 # Of the gradient, the input and the target.
@@ -62,6 +62,31 @@ def test_the_gradient_of_mse_loss_of_special_values():
     torch.testing.assert_close(out.cpu(), torch.tensor([inf, -inf, nan, inf]), equal_nan=True)
 
 
+_ROWS, _ONES = torch.arange(4.0).view(2, 2), torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "target", "reduction", "expected"),
+    [
+        (_ROWS, _ONES, 0, [[1, 0], [1, 4]]),
+        (_ROWS, _ONES, 1, [1, 2]),
+        (_ROWS, _ONES, 2, [2, 4]),
+        (_ROWS, torch.arange(6.0).view(3, 1, 2), 2, [[20, 20], [8, 8]]),
+        (torch.arange(4.0), torch.ones(1), 1, 1.5),
+    ],
+)
+def test_the_other_mse_loss_is_reduced_over_the_first_dimension(x, target, reduction, expected):
+    out = torch.empty(torch.tensor(expected).shape).npu()
+    call("aclnnMseLossOut", x.npu(), target.npu(), reduction, out)
+    assert out.tolist() == expected
+
+
+@pytest.mark.parametrize(("target", "named"), [(torch.ones(2, 3).half(), "float16"), (torch.ones(2, 3), "reduction")])
+def test_dtypes_are_refused_before_a_reduction_and_that_before_shapes(target, named):
+    status, message, _ = phase_one("aclnnMseLossBackward", *moved([_ROWS, _ROWS, target, 3, _ROWS]))
+    assert status == 161002 and named in message
+
+
 @DTYPES
 @_REDUCTIONS
 @pytest.mark.parametrize("shape", [(6, 210), ()], ids=str)
@@ -87,7 +112,8 @@ def test_the_gradient_of_binary_cross_entropy_has_a_bounded_denominator_and_any_
 @DTYPES
 @pytest.mark.parametrize("reduction", [0, 1], ids=["none", "mean"])
 def test_binary_cross_entropy_bounds_the_logarithms(reduction, dtype):
-    x, target, weight = (random((3, 700), dtype, low, high) for low, high in ((0.01, 0.99), (0, 1), (0, 2)))
+    x, target = (random((3, 700), dtype, low, high) for low, high in ((0.01, 0.99), (0, 1)))
+    weight = random((700,), dtype, 0, 2)
     x[0, :2] = torch.tensor([0, 1])
     out = torch.empty((3, 700) if reduction == 0 else (), dtype=dtype).npu()
     call("aclnnBinaryCrossEntropy", x.npu(), target.npu(), weight.npu(), reduction, out)
