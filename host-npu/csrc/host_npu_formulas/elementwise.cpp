@@ -98,5 +98,19 @@ void choose(const IntegerTensor& condition, const AnyTensor& x, const AnyTensor&
 }
 const Formula<"aclnnSWhere", choose> one_of_two;
 
+// With the next two torch_npu itself makes tensors end at multiples of 32 bytes, for a collective, and copies a tensor
+// that is marked as the conjugate of its memory.
+constexpr Dtypes kPadded = kFloats | Dtypes{ACL_DOUBLE, ACL_INT8, ACL_INT16,     ACL_INT32,     ACL_INT64,
+                                            ACL_UINT8,  ACL_BOOL, ACL_COMPLEX64, ACL_COMPLEX128};
+void pad_with(const AnyTensor& x, const std::vector<std::int64_t>& elements, const Number& value, const Out& out) {
+    out = at::constant_pad_nd(x, elements, value.value);
+}
+const Formula<"aclnnConstantPadNd", pad_with> with_padding{{"self", kPadded}, {"out", as("self")}};
+
+void join_parts(const AnyTensor& real, const AnyTensor& imag, const Out& out) { out = at::complex(real, imag); }
+const Formula<"aclnnComplex", join_parts> complex_of_parts{
+    TensorRules{{"real", {ACL_FLOAT, ACL_DOUBLE}}, {"imag", as("real")}, {"out", {ACL_COMPLEX64, ACL_COMPLEX128}}},
+    Together{{"real", "out"}, {{ACL_FLOAT, ACL_COMPLEX64}, {ACL_DOUBLE, ACL_COMPLEX128}}}};
+
 }  // namespace
 }  // namespace host_npu

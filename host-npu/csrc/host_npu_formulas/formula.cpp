@@ -60,7 +60,7 @@ Tensor meta_tensor(const aclTensor* tensor) {
     if (tensor == nullptr) return {};
     const auto& layout = tensor->layout;
     const auto shape = shape_of(layout);
-    const auto options = at::TensorOptions(*scalar_type_or_block(layout.dtype)).device(at::kMeta);
+    const auto options = at::TensorOptions(*named_type(layout.dtype)).device(at::kMeta);
     // Which elements are packed is seen by the strides.
     if (is_packed(layout.dtype)) return at::empty_strided(shape.sizes, shape.strides, options);
     return at::empty(shape.sizes, options);
@@ -75,7 +75,7 @@ Tensor rows_of_tiles(const HostTensor& tensor) {
     TORCH_CHECK(layout.offset == 0 && rank >= 2 && layout.storage_shape.rank() == layout.shape.rank() + 2,
                 "a tensor of shape ", sizes(layout.shape), " in FRACTAL_NZ is stored as ", sizes(layout.storage_shape));
     const auto tiles =
-        at::from_blob(tensor.data, sizes(layout.storage_shape), at::TensorOptions(*scalar_type_or_block(layout.dtype)));
+        at::from_blob(tensor.data, sizes(layout.storage_shape), at::TensorOptions(*named_type(layout.dtype)));
     const auto rows = tiles.movedim(rank - 2, rank).flatten(rank, rank + 1).flatten(rank - 2, rank - 1);
     const auto shape = sizes(layout.shape);
     const bool is_transposed = layout.strides[layout.shape.rank() - 2] == 1 && shape[rank - 1] > 1;
@@ -89,7 +89,7 @@ Tensor in_memory(const HostTensor& tensor) {
     if (!tensor) return {};
     if (tensor->format == ACL_FORMAT_FRACTAL_NZ && !tensor->empty()) return rows_of_tiles(tensor);
     const auto [shape, strides] = shape_of(*tensor.layout);
-    return at::from_blob(tensor.data, shape, strides, at::TensorOptions(*scalar_type_or_block(tensor->dtype)));
+    return at::from_blob(tensor.data, shape, strides, at::TensorOptions(*named_type(tensor->dtype)));
 }
 
 std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }

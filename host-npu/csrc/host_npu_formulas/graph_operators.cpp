@@ -13,16 +13,7 @@
 namespace host_npu::graph {
 namespace {
 
-std::optional<at::ScalarType> dtype_of(const GraphTensor& tensor) {
-    switch (tensor.desc.type) {
-        case ACL_DOUBLE:
-            return at::kDouble;
-        case ACL_INT16:
-            return at::kShort;
-        default:
-            return scalar_type(tensor.desc.type);
-    }
-}
+std::optional<at::ScalarType> dtype_of(const GraphTensor& tensor) { return named_type(tensor.desc.type); }
 
 // The inputs, the output and the attributes of a call, while it runs.
 class RunningOperator {

@@ -129,8 +129,8 @@ void require_dtypes(const Call& call) {
             require(allowed.all() || is_named, kParamInvalid, name, " has dtype ", dtype_name(dtype), " instead of ",
                     allowed.text());
         }
-        const bool is_block = is_named && !scalar_type(dtype) && scalar_type_or_block(dtype);
-        require(is_taken(dtype, taken) || is_block, kParamInvalid, name, " has dtype ", dtype_name(dtype),
+        const bool has_named_type = is_named && !scalar_type(dtype) && named_type(dtype);
+        require(is_taken(dtype, taken) || has_named_type, kParamInvalid, name, " has dtype ", dtype_name(dtype),
                 taken == Taken::kFloats ? " instead of float32, float16 or bfloat16"
                                         : ", which the host NPU does not take here");
     });

@@ -33,9 +33,17 @@ inline std::optional<at::ScalarType> scalar_type(aclDataType dtype) {
     }
 }
 
-// Those of blocks too, which a formula takes where its rules name them.
-inline std::optional<at::ScalarType> scalar_type_or_block(aclDataType dtype) {
+// Those too that a formula takes only where its rules name them.
+inline std::optional<at::ScalarType> named_type(aclDataType dtype) {
     switch (dtype) {
+        case ACL_DOUBLE:
+            return at::kDouble;
+        case ACL_INT16:
+            return at::kShort;
+        case ACL_COMPLEX64:
+            return at::kComplexFloat;
+        case ACL_COMPLEX128:
+            return at::kComplexDouble;
         case ACL_FLOAT8_E5M2:
             return at::kFloat8_e5m2;
         case ACL_FLOAT8_E4M3FN:

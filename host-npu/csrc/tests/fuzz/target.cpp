@@ -62,10 +62,6 @@ class Arguments {
             return has_null_size_ ? nullptr : &workspace_size;
         } else if constexpr (std::is_same_v<Type, aclOpExecutor**>) {
             return has_null_executor_ ? nullptr : &executor;
-        } else if constexpr (std::is_same_v<Type, const aclIntArray*>) {
-            return int_array();
-        } else if constexpr (std::is_same_v<Type, const aclScalar*>) {
-            return scalar();
         } else if constexpr (std::is_enum_v<Type>) {
             return input_.enumeration<Type>();
         } else if constexpr (std::is_pointer_v<Type>) {
@@ -81,11 +77,7 @@ class Arguments {
 
     void destroy() {
         for (const auto* tensor : tensors_) aclDestroyTensor(tensor);
-        for (const auto* array : arrays_) aclDestroyIntArray(array);
-        for (const auto* scalar : scalars_) aclDestroyScalar(scalar);
         tensors_.clear();
-        arrays_.clear();
-        scalars_.clear();
     }
 
     bool are_small() const { return are_small_; }
@@ -123,22 +115,6 @@ class Arguments {
         if (made == nullptr) return nullptr;
         are_small_ = are_small_ && is_small(shape);
         tensors_.push_back(made);
-        return made;
-    }
-
-    const aclIntArray* int_array() {
-        const unsigned size = input_.byte() % 28;
-        if (size == 27) return nullptr;
-        const auto values = dims(size);
-        arrays_.push_back(aclCreateIntArray(values.data(), values.size()));
-        return arrays_.back();
-    }
-
-    const aclScalar* scalar() {
-        const auto dtype = input_.enumeration<aclDataType>();
-        std::array<std::int64_t, 2> value{input_.integer(), 0};
-        const auto* const made = aclCreateScalar(value.data(), dtype);
-        if (made != nullptr) scalars_.push_back(made);
         return made;
     }
 
@@ -186,8 +162,6 @@ class Arguments {
     const bool has_null_executor_ = results_ % 32 == 2;
     bool are_small_ = true;
     std::vector<aclTensor*> tensors_;
-    std::vector<const aclIntArray*> arrays_;
-    std::vector<const aclScalar*> scalars_;
 };
 
 // What is done to an executor between the phases, by the bits of a byte.
