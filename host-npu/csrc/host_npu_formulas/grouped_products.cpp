@@ -117,13 +117,13 @@ void split_rows(const Tensor& x, const AnyTensorList& weight, const IntegerTenso
     TORCH_CHECK(out.sizes() == at::IntArrayRef({x.size(0), columns}), "an output has shape ", out.sizes(),
                 " instead of ", at::IntArrayRef({x.size(0), columns}));
     const auto groups_count = static_cast<std::int64_t>(matrices.size());
-    const auto require_rows = [&](const char* name, const std::vector<Tensor>& tensors) {
-        if (tensors.size() != 1 || tensors[0].dim() != 2) return;
+    const auto require_rows = [&](const char* name, const TensorList& tensors, bool has_rows) {
+        if (tensors.size() != 1 || !(has_rows || tensors[0].dim() == 2)) return;
         TORCH_CHECK(tensors[0].sizes() == at::IntArrayRef({groups_count, columns}), name, " has shape ",
                     tensors[0].sizes(), " instead of [", groups_count, ", ", columns, "], a row for each group");
     };
-    require_rows("bias", {options.bias.begin(), options.bias.end()});
-    require_rows("scale", options.scale);
+    require_rows("bias", {options.bias.begin(), options.bias.end()}, groups_count > 1);
+    require_rows("scale", options.scale, false);
     TORCH_CHECK(options.token_scale.empty() || options.token_scale[0].numel() == x.size(0), "per_token_scale has ",
                 options.token_scale.empty() ? 0 : options.token_scale[0].numel(), " elements instead of ", x.size(0),
                 ", one for each row of x");

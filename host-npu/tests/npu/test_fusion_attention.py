@@ -240,33 +240,25 @@ def test_a_part_of_the_heads_may_have_tensors_of_its_own(has_rope):
         assert_near(actual.grad, wanted.grad, units=2)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"padding_mask": torch.ones(6, 6)}, "padding mask"),
-        (
-            {"sparse_mode": 5, "prefix": [1, 2], "atten_mask": torch.ones(1, 1, 6, 6) > 0},
-            "prefix has 2 numbers instead of one for each of 1 batches",
-        ),
-        ({"sparse_mode": 3, "atten_mask": torch.ones(6, 6, dtype=torch.bool)}, "2048 x 2048"),
-        ({"head_num": 3}, "headNum is 3 instead of the number of its heads"),
-        ({"atten_mask": torch.ones(5, 7, dtype=torch.bool)}, r"attenMask has shape \[5, 7\] instead of \[..., 6, 6\]"),
-        (
-            {"sparse_mode": 1, "atten_mask": torch.ones(1, 6, dtype=torch.bool)},
-            r"attenMask has shape \[1, 6\] instead of \[..., 6, 6\]",
-        ),
-        ({"pse": torch.ones(1, 2, 6, 6)}, r"pse has shape \[1, 2, 6, 6\], .* the scores, \[1, 4, 6, 6\]"),
-    ],
-    ids=[
-        "a padding mask",
-        "a prefix for another batch",
-        "a small triangle",
-        "heads",
-        "a mask of another shape",
-        "a whole mask of another shape",
-        "pse of another shape",
-    ],
-)
+def _boolean(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.bool)
+
+
+_REFUSED = {
+    "a padding mask": ({"padding_mask": torch.ones(6, 6)}, "padding mask"),
+    "a prefix for another batch": (
+        {"sparse_mode": 5, "prefix": [1, 2], "atten_mask": _boolean(1, 1, 6, 6)},
+        "prefix has 2 numbers instead of one for each of 1 batches",
+    ),
+    "a small triangle": ({"sparse_mode": 3, "atten_mask": _boolean(6, 6)}, "2048 x 2048"),
+    "heads": ({"head_num": 3}, "headNum is 3 instead of the number of its heads"),
+    "a mask": ({"atten_mask": _boolean(5, 7)}, r"attenMask has shape \[5, 7\] instead of \[..., 6, 6\]"),
+    "a whole mask": ({"sparse_mode": 1, "atten_mask": _boolean(1, 6)}, r"has shape \[1, 6\] instead of \[..., 6, 6\]"),
+    "pse": ({"pse": torch.ones(1, 2, 6, 6)}, r"pse has shape \[1, 2, 6, 6\], .* the scores, \[1, 4, 6, 6\]"),
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), _REFUSED.values(), ids=_REFUSED)
 def test_what_is_not_computed_is_refused_at_the_call(options, sentence):
     query = torch.randn(1, _HEADS, 6, 16).npu()
     options = {"head_num": _HEADS, "input_layout": "BNSD"} | options
