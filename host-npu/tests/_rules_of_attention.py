@@ -7,12 +7,16 @@ from tests._aclnn import Ints
 from tests._rules import Function, t
 
 _F, _B = torch.float32, torch.bfloat16
-_I32, _I64 = torch.int32, torch.int64
+_I32, _I64, _BOOL = torch.int32, torch.int64, torch.bool
 _ALL = 2147483647
 _X = t(4, 8)
 _ATTENTION = (t(2, 4, 6, 16),) * 3
 _STATISTICS = (t(2, 4, 6, 8, dtype=_F),) * 2
-_WINDOW = (0.25, 1.0, _ALL, _ALL, 4, "BNSD", 0, 0)
+_WINDOW = (0.25, 1.0, _ALL, _ALL, 4)
+_MASK = t(2, 4, 6, 9, dtype=_BOOL)
+# Of queries; of keys; of values, which have smaller heads; of results.
+_BSND = t(2, 6, 4, 16), t(2, 9, 2, 16), t(2, 9, 2, 8), t(2, 6, 4, 8)
+_BSH = t(2, 6, 64), t(2, 9, 32), t(2, 9, 16), t(2, 6, 32)
 OF_ATTENTION = [
     Function("aclnnRotaryPositionEmbedding", (t(2, 3, 5, 16), t(1, 1, 5, 16), t(1, 1, 5, 16), 0, t(2, 3, 5, 16))),
     Function(
@@ -116,18 +120,35 @@ OF_ATTENTION = [
     ),
     Function(
         "aclnnFlashAttentionScore",
-        (*_ATTENTION, None, None, None, None, None, *_WINDOW, *_STATISTICS, None, _ATTENTION[0]),
+        (*_BSND[:3], t(2, 4, 6, 9), None, None, _MASK, None, *_WINDOW, "BSND", 0, 0, *_STATISTICS, None, _BSND[3]),
         (
             (6, t(6, 6, dtype=_I32), "attenMaskOptional has dtype int32 instead of uint8 or bool"),
             (0, t(6, 16), "query has shape [6, 16] instead of [*, *, *] or [*, *, *, *]"),
-            (2, t(2, 4, 6, 32), "the heads of queries, keys and values have 16, 16 and 32 elements"),
+            (2, t(2, 9, 2, 32), "the heads of queries, keys and values have 16, 16 and 32 elements"),
         ),
-        mixed=(19,),
+        # pse and the mask are broadcast.
+        free=((3, 0), (3, 1), (3, 2), (3, 3), (6, 0), (6, 1)),
+        mixed=(6, 19),
     ),
     Function(
         "aclnnFlashAttentionScoreGrad",
-        (*_ATTENTION, _ATTENTION[0], *(None,) * 4, *_STATISTICS, *(None,) * 3, *_WINDOW, *_ATTENTION, None),
-        mixed=(21, 22, 23),
+        (
+            *(*_BSH, None, None, None, _MASK, *_STATISTICS, None, _BSH[3], None),
+            *(*_WINDOW, "BSH", 0, 0, *_BSH[:3], None),
+        ),
+        free=((7, 0), (7, 1)),
+        mixed=(7, 11, 21, 22, 23),
+    ),
+    Function(
+        "aclnnFusedInferAttentionScoreV3",
+        (
+            *(t(2, 4, 6, 16), [t(2, 2, 9, 16)], [t(2, 2, 9, 16)], t(2, 4, 6, 9), t(2, 1, 6, 9, dtype=_BOOL)),
+            *(*(None,) * 19, t(2, 4, 6, 64), t(2, 2, 9, 64), None),
+            *(4, 0.25, _ALL, _ALL, "BNSD", 2, 0, 0, 0, 0, True, 0, 0, t(2, 4, 6, 16), t(2, 4, 6, 1, dtype=_F)),
+        ),
+        # pse and the mask may have more rows and columns, and be the same for all batches.
+        free=((3, 0), (3, 2), (3, 3), (4, 0), (4, 2), (4, 3)),
+        mixed=(3, 4, 40),
     ),
     Function(
         "aclnnPromptFlashAttentionV3",
@@ -139,26 +160,14 @@ OF_ATTENTION = [
         (t(2, 4, 1, 16), [_ATTENTION[1]], [_ATTENTION[2]], *(None,) * 12, 4, 0.25, "BNSD", 0, 0, 0, t(2, 4, 1, 16)),
         mixed=(21,),
     ),
-    Function(
-        "aclnnFusedInferAttentionScoreV3",
-        (
-            _ATTENTION[0],
-            [_ATTENTION[1]],
-            [_ATTENTION[2]],
-            *(None,) * 24,
-            *(4, 0.25, _ALL, _ALL, "BNSD", 0, 0, 0, 0, 0, False, 0, 0),
-            _ATTENTION[0],
-            None,
-        ),
-        mixed=(40,),
-    ),
     *[
         Function(
             f"aclnnGroupedMatmul{version}",
             (
                 [_X],
                 [t(2, 8, 3)],
-                *(None,) * 6,
+                [t(2, 3)],
+                *(None,) * 5,
                 t(2, dtype=_I64),
                 *(None,) * 3,
                 3,

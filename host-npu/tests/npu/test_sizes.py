@@ -8,10 +8,7 @@ _F, _I8, _I32, _I64, _BOOL = torch.float32, torch.int8, torch.int32, torch.int64
 _ALL = 2147483647
 _X, _ROW, _ROWS = t(4, 8), t(8), t(4, 1, dtype=_F)
 _WINDOW = (0.25, 1.0, _ALL, _ALL, 4)
-_MASK = t(2, 4, 6, 9, dtype=_BOOL)
 # Of queries; of keys; of values, which have smaller heads; of results.
-_BSND = t(2, 6, 4, 16), t(2, 9, 2, 16), t(2, 9, 2, 8), t(2, 6, 4, 8)
-_BSH = t(2, 6, 64), t(2, 9, 32), t(2, 9, 16), t(2, 6, 32)
 _TND = t(6, 4, 16), t(9, 2, 16), t(9, 2, 8), t(6, 4, 8)
 _STATISTICS = (t(2, 4, 6, 8, dtype=_F),) * 2
 _PACKED_STATISTICS = (t(6, 4, 8, dtype=_F),) * 2
@@ -27,20 +24,6 @@ _FUNCTIONS = [
         (t(2, 3, 5, 16), *(t(2, 1, 5, 16),) * 2, t(2, 3, 5, 16), 0, t(2, 3, 5, 16), *(t(2, 1, 5, 16),) * 2),
     ),
     Function(
-        "aclnnFlashAttentionScore",
-        (*_BSND[:3], t(2, 4, 6, 9), None, None, _MASK, None, *_WINDOW, "BSND", 0, 0, *_STATISTICS, None, _BSND[3]),
-        # pse and the mask are broadcast.
-        free=((3, 0), (3, 1), (3, 2), (3, 3), (6, 0), (6, 1)),
-    ),
-    Function(
-        "aclnnFlashAttentionScoreGrad",
-        (
-            *(*_BSH, None, None, None, _MASK, *_STATISTICS, None, _BSH[3], None),
-            *(*_WINDOW, "BSH", 0, 0, *_BSH[:3], None),
-        ),
-        free=((7, 0), (7, 1)),
-    ),
-    Function(
         "aclnnFlashAttentionVarLenScore",
         (*_TND[:3], *(None,) * 5, *_ENDS, *_WINDOW, "TND", 0, 0, *_PACKED_STATISTICS, None, _TND[3]),
     ),
@@ -50,16 +33,6 @@ _FUNCTIONS = [
             *(*_TND, *(None,) * 4, *_PACKED_STATISTICS, None, _TND[3], None, *_ENDS),
             *(*_WINDOW, "TND", 0, 0, *_TND[:3], None),
         ),
-    ),
-    Function(
-        "aclnnFusedInferAttentionScoreV3",
-        (
-            *(t(2, 4, 6, 16), [t(2, 2, 9, 16)], [t(2, 2, 9, 16)], t(2, 4, 6, 9), t(2, 1, 6, 9, dtype=_BOOL)),
-            *(*(None,) * 19, t(2, 4, 6, 64), t(2, 2, 9, 64), None),
-            *(*_INFERENCE, "BNSD", 2, 0, 0, 0, 0, True, 0, 0, t(2, 4, 6, 16), t(2, 4, 6, 1, dtype=_F)),
-        ),
-        # pse and the mask may have more rows and columns, and be the same for all batches.
-        free=((3, 0), (3, 2), (3, 3), (4, 0), (4, 2), (4, 3)),
     ),
     Function(
         "aclnnFusedInferAttentionScoreV3",
@@ -75,13 +48,6 @@ _FUNCTIONS = [
         (*(t(6, 2, 32), *_STATISTICS, t(6, 2, 32), *_STATISTICS, None, "SBH", "", t(6, 2, 32), *_STATISTICS),),
     ),
     Function("aclnnAttentionUpdate", ([t(6, dtype=_F)] * 2, [t(6, 16)] * 2, 0, t(6, 16), None)),
-    Function(
-        "aclnnGroupedMatmulV4",
-        (
-            *([_X], [t(2, 8, 3)], [t(2, 3)], *(None,) * 5, t(2, dtype=_I64), *(None,) * 3),
-            *(3, 0, 0, 0, [t(4, 3)], None, None),
-        ),
-    ),
     Function(
         "aclnnMoeTokenPermuteWithRoutingMap",
         (_X, t(4, 3, dtype=_BOOL), t(4, 3), 8, False, t(8, 8), t(8), t(8, dtype=_I32)),
