@@ -7,28 +7,25 @@ from host_npu import testing
 
 from tests import _distributed_experts as programs
 
-
-@cache
-def _errors():
-    return testing.run(programs.errors, programs.RANKS, device="npu")
-
-
-@pytest.mark.parametrize("case", programs.CASES)
-def test_tokens_go_to_their_experts_and_come_back(case):
-    for errors in _errors():
-        assert isinstance(errors[case], float), errors[case]
-        assert errors[case] <= 1
+_A2, _A3, _950 = "Ascend910B", "Ascend910_93", "Ascend950"
 
 
 @cache
-def _errors_on_a3():
-    environment = {"HOST_NPU_SOC": "Ascend910_93"}
-    return testing.run(programs.errors, programs.RANKS, programs.ON_A3, device="npu", environment=environment)
+def _errors(program, soc):
+    cases = [programs.ON_A3] if soc == _A3 else []
+    return testing.run(program, programs.RANKS, *cases, device="npu", environment={"HOST_NPU_SOC": soc})
 
 
-@pytest.mark.parametrize("case", programs.ON_A3)
-def test_tokens_come_back_on_the_ascend910_93(case):
-    for errors in _errors_on_a3():
+@pytest.mark.parametrize(
+    ("program", "soc", "case"),
+    [
+        *((programs.errors, _A2, case) for case in programs.CASES),
+        *((programs.errors, _A3, case) for case in programs.ON_A3),
+        *((programs.exchange_errors, _950, case) for case in programs.EXCHANGES),
+    ],
+)
+def test_tokens_go_to_their_experts_and_come_back(program, soc, case):
+    for errors in _errors(program, soc):
         assert isinstance(errors[case], float), errors[case]
         assert errors[case] <= 1
 
@@ -58,27 +55,13 @@ def test_what_is_not_possible_is_refused_by_a_sentence_and_the_ranks_go_on(case)
         assert REFUSED[case].format(rank=rank) in refusals[case]
 
 
-@cache
-def _errors_of_exchanges():
-    return testing.run(
-        programs.exchange_errors, programs.RANKS, device="npu", environment={"HOST_NPU_SOC": "Ascend950"}
-    )
-
-
-@pytest.mark.parametrize("case", programs.EXCHANGES)
-def test_tokens_are_exchanged_before_and_after_products(case):
-    for errors in _errors_of_exchanges():
-        assert isinstance(errors[case], float), errors[case]
-        assert errors[case] <= 1
-
-
 @pytest.mark.parametrize(
     ("soc", "sentences"),
     [
-        ("Ascend910B", ["CANN does not have this operator on this chip"] * 2),
-        ("Ascend910_93", ["epWorldSize is 2; CANN takes 8 16 32 64 128 on this chip"] * 2),
+        (_A2, ["CANN does not have this operator on this chip"] * 2),
+        (_A3, ["epWorldSize is 2; CANN takes 8 16 32 64 128 on this chip"] * 2),
         (
-            "Ascend950",
+            _950,
             [
                 "sendCounts has 3 numbers instead of 4: there are 2 experts on each of 2 ranks",
                 "sendCounts counts 36 tokens instead of ",
@@ -93,7 +76,7 @@ def test_exchanges_that_are_not_possible_are_refused(soc, sentences):
 
 
 def test_ranks_that_expect_other_tokens_are_told():
-    environment = {"HOST_NPU_SOC": "Ascend950"}
+    environment = {"HOST_NPU_SOC": _950}
     outcomes = testing.outcomes(programs.other_counts, 2, device="npu", timeout=60, grace=60, environment=environment)
     assert [outcome.exit_status for outcome in outcomes] == [1, 1]
     assert "AlltoAllvGroupedMatMul(send_counts=[" in f"{outcomes[0].error}\n{outcomes[0].output}"
