@@ -2,6 +2,7 @@
 
 import torch
 import torch_npu
+from tests._values import assert_near
 
 _LENGTHS = (3, 4, 1)
 _TOKENS, _KEY_HEADS, _HEADS, _KEYS, _VALUES = sum(_LENGTHS), 2, 4, 8, 6
@@ -25,11 +26,6 @@ def _wide(query, key, value, beta, decay):
     return [*heads, value.double(), beta.double(), decay.double()]
 
 
-def _close(actual, expected):
-    limit = 2**-8 if actual.dtype == torch.bfloat16 else 2**-20
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit * expected.abs().max().item())
-
-
 def test_each_sequence_starts_from_its_state_and_gives_the_last():
     query, key, value, beta, decay = _inputs()
     initial = torch.randn(len(_LENGTHS), _HEADS, _VALUES, _KEYS).bfloat16()
@@ -50,8 +46,8 @@ def test_each_sequence_starts_from_its_state_and_gives_the_last():
             state, given = _step(state, *token)
             expected.append(given * 0.5)
         states.append(state)
-    _close(result, torch.stack(expected))
-    _close(final, torch.stack(states))
+    assert_near(result, torch.stack(expected))
+    assert_near(final, torch.stack(states))
 
 
 def test_each_token_keeps_its_state_and_a_sequence_goes_on_from_the_accepted_one():
@@ -80,5 +76,5 @@ def test_each_token_keeps_its_state_and_a_sequence_goes_on_from_the_accepted_one
             after[places[token]] = state
             expected.append(given * 0.5)
         first += length
-    _close(result, torch.stack(expected))
-    _close(on_npu, after)
+    assert_near(result, torch.stack(expected))
+    assert_near(on_npu, after)

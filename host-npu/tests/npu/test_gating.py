@@ -5,19 +5,16 @@ import math
 import pytest
 import torch
 import torch_npu
+from tests._values import assert_near
 
 _TOKENS, _EXPERTS, _CHOICES = 7, 12, 3
-
-
-def _close(actual, expected):
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_the_gating_chooses_the_largest_softmax():
     x = torch.randn(_TOKENS, _EXPERTS)
     weights, experts, rows = torch_npu.npu_moe_gating_top_k_softmax(x.npu(), None, k=_CHOICES)
     values, indices = x.double().softmax(-1).topk(_CHOICES)
-    _close(weights, values)
+    assert_near(weights, values)
     assert experts.tolist() == indices.tolist()
     assert rows.tolist() == torch.arange(_TOKENS * _CHOICES).view(_CHOICES, _TOKENS).t().tolist()
 
@@ -29,10 +26,10 @@ def test_the_second_version_normalizes_before_or_after_the_choice(renorm):
         x.npu(), k=_CHOICES, renorm=renorm, output_softmax=True
     )
     values, indices = x.double().topk(_CHOICES)
-    _close(weights, values.softmax(-1) if renorm else x.double().softmax(-1).gather(-1, indices))
+    assert_near(weights, values.softmax(-1) if renorm else x.double().softmax(-1).gather(-1, indices))
     assert experts.tolist() == indices.tolist()
     if not renorm:
-        _close(softmax, x.double().softmax(-1))
+        assert_near(softmax, x.double().softmax(-1))
 
 
 def _gated(x, bias, k, groups, kept, select, renorm, sigmoid, scale, epsilon=1e-20):
@@ -71,9 +68,9 @@ def test_the_gating_in_groups_is_its_formula(biased, groups, kept, select, renor
     )
     wide_bias = None if bias is None else bias.double()
     expected = _gated(x.double(), wide_bias, _CHOICES, groups, kept, select, renorm, norm_type == 1, 2.5)
-    _close(weights, expected[0])
+    assert_near(weights, expected[0])
     assert experts.tolist() == expected[1].tolist()
-    _close(norm, expected[2])
+    assert_near(norm, expected[2])
 
 
 @pytest.mark.parametrize(("renorm", "norm_type"), [(0, 0), (1, 0), (0, 1)])
@@ -90,7 +87,7 @@ def test_the_gradient_of_the_gating_is_that_of_float64(renorm, norm_type):
         norm_type=norm_type,
         routed_scaling_factor=2.5,
     )
-    _close(actual, x.grad)
+    assert_near(actual, x.grad)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ def test_a_finished_row_chooses_the_number_after_the_last_expert(gating):
     x, finished = torch.randn(_TOKENS, _EXPERTS), torch.arange(_TOKENS) % 2 == 0
     weights, experts, _ = gating(x.npu(), k=_CHOICES, finished=finished.npu())
     values, indices = x.double().softmax(-1).topk(_CHOICES)
-    _close(weights, values)
+    assert_near(weights, values)
     assert experts.cpu().equal(indices.masked_fill(finished.unsqueeze(-1), _EXPERTS).int())
 
 

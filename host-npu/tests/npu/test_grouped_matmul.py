@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import called
+from tests._values import assert_near, called
 
 _SIZES = (3, 0, 5)
 _ONE_GROUP = torch.tensor([3])
@@ -22,12 +22,6 @@ def _int8(*shape):
     return torch.randint(-128, 128, shape, dtype=torch.int8)
 
 
-def _close(actual, expected, units=1.0):
-    limit = units * {torch.float32: 2**-20, torch.float16: 2**-11, torch.bfloat16: 2**-8}[actual.dtype]
-    largest = expected.abs().amax().item() if expected.numel() else 0.0
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit * largest)
-
-
 @pytest.mark.parametrize("split_item", [0, 3], ids=["an output for each", "one output"])
 def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item):
     x, weights = torch.randn(8, 4), [torch.randn(4, 6) for _ in range(3)]
@@ -39,7 +33,7 @@ def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item)
         for rows, weight, bias in zip(x.split([3, 0, 5]), weights, biases, strict=True)
     ]
     for actual, wanted in zip(results, expected if split_item == 0 else [torch.cat(expected)], strict=True):
-        _close(actual, wanted)
+        assert_near(actual, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -52,14 +46,14 @@ def test_a_tensor_says_which_rows_are_a_groups(biased, kind, dtype):
         x, weight, bias=[bias] if biased else None, group_list=torch.tensor(_LISTS[kind]), group_list_type=kind
     )
     parts = zip(x.double().split(_SIZES), weight.double(), bias.double(), strict=True)
-    _close(result, torch.cat([rows @ matrix + (added if biased else 0) for rows, matrix, added in parts]))
+    assert_near(result, torch.cat([rows @ matrix + (added if biased else 0) for rows, matrix, added in parts]))
 
 
 @pytest.mark.parametrize(("kind", "groups"), [(0, [2, 5]), (1, [2, 3])], ids=["ends", "sizes"])
 def test_rows_after_the_last_group_are_nan(kind, groups):
     x, weight = torch.randn(8, 4), torch.randn(2, 4, 6)
     result = _multiplied(x, weight, group_list=torch.tensor(groups), group_list_type=kind)
-    _close(result[:5], torch.cat([x[:2].double() @ weight[0].double(), x[2:5].double() @ weight[1].double()]))
+    assert_near(result[:5], torch.cat([x[:2].double() @ weight[0].double(), x[2:5].double() @ weight[1].double()]))
     assert result[5:].isnan().all()
 
 
@@ -78,7 +72,7 @@ def test_a_quantized_product_may_have_an_activation(act_type, function):
     scale = torch.rand(3, 6) / 4096
     result = _multiplied(x, weight, scale=[scale], act_type=act_type, output_dtype=torch.float16)
     parts = zip(x.double().split(_SIZES), weight.double(), scale.double(), strict=True)
-    _close(result, function(torch.cat([rows @ matrix * each for rows, matrix, each in parts])))
+    assert_near(result, function(torch.cat([rows @ matrix * each for rows, matrix, each in parts])))
 
 
 def test_int8_matrices_have_scales_of_rows_and_columns():
@@ -87,7 +81,7 @@ def test_int8_matrices_have_scales_of_rows_and_columns():
     result = _multiplied(x, weight, scale=[scale], per_token_scale=[of_rows], output_dtype=torch.float16)
     parts = zip(x.double().split(_SIZES), weight.double(), scale.double(), strict=True)
     exact = torch.cat([rows @ matrix * each for rows, matrix, each in parts]) * of_rows.double()[:, None]
-    _close(result, exact)
+    assert_near(result, exact)
 
 
 def test_int8_matrices_may_stay_sums():
@@ -136,7 +130,7 @@ def test_products_of_groups_are_added_up_by_token(kind, has_shared):
     expected = torch.zeros(4, 32, dtype=torch.float64).index_add(0, rows, products)
     if shared is not None:
         expected[1:3] += 0.5 * shared.double()
-    _close(result, expected)
+    assert_near(result, expected)
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -145,14 +139,14 @@ def test_weights_of_int8_are_dequantized_for_floats(shifted):
     scale, offset = torch.rand(3, 6).half(), torch.randint(-9, 9, (3, 6)).half()
     result = _multiplied(x, weight, antiquant_scale=[scale], antiquant_offset=[offset if shifted else offset * 0])
     whole = (weight.double() + (offset.double()[:, None] if shifted else 0)) * scale.double()[:, None]
-    _close(result, torch.cat([rows @ each for rows, each in zip(x.double().split(_SIZES), whole, strict=True)]))
+    assert_near(result, torch.cat([rows @ each for rows, each in zip(x.double().split(_SIZES), whole, strict=True)]))
 
 
 def test_groups_of_columns_give_a_product_each():
     x, weight = torch.randn(8, 4).half(), torch.randn(8, 6).half()
     result = _multiplied(x.npu().t(), weight, group_type=2)
     parts = zip(x.double().split(_SIZES), weight.double().split(_SIZES), strict=True)
-    _close(result, torch.stack([rows.t() @ others for rows, others in parts]))
+    assert_near(result, torch.stack([rows.t() @ others for rows, others in parts]))
 
 
 def test_products_of_groups_are_added_to_gradients():
@@ -162,10 +156,10 @@ def test_products_of_groups_are_added_to_gradients():
     result = torch_npu.npu_grouped_matmul_add(gradient.npu(), x.npu(), weight.npu(), ends)
     parts = zip(x.double().split(_SIZES), weight.double().split(_SIZES), strict=True)
     expected = gradient.double() + torch.stack([rows.t() @ others for rows, others in parts])
-    _close(result, expected)
+    assert_near(result, expected)
     on_npu = gradient.npu()
     torch_npu.npu_grouped_matmul_add_(on_npu, x.npu(), weight.npu(), ends)
-    _close(on_npu, expected)
+    assert_near(on_npu, expected)
 
 
 _HALF, _BF16 = torch.zeros(8, 4).half(), torch.zeros(8, 4).bfloat16()
@@ -258,7 +252,7 @@ def test_one_group_has_a_bias_and_scales_of_its_own(rows):
     x, weight, bias = torch.randn(3, 4).half(), torch.randint(-9, 9, (4, 6), dtype=torch.int8), torch.randn(6).half()
     scale, offset = torch.rand(6).half(), torch.randn(6).half()
     result = _multiplied(x, weight, bias=[bias], antiquant_scale=[scale], antiquant_offset=[offset], **rows)
-    _close(result, x.double() @ ((weight.double() + offset.double()) * scale.double()) + bias.double())
+    assert_near(result, x.double() @ ((weight.double() + offset.double()) * scale.double()) + bias.double())
 
 
 @pytest.mark.parametrize("name", ["antiquant_scale", "antiquant_offset"])
@@ -285,7 +279,7 @@ def test_several_matrices_of_rows_have_one_output(kind, biased):
     groups = {"group_list": None if kind is None else torch.tensor(lists[kind]), "group_list_type": kind or 0}
     result = _multiplied(x, weights, bias=biases if biased else None, **groups)
     parts = zip(x, weights, biases, strict=True)
-    _close(result, torch.cat([a.double() @ w.double() + (b.double() if biased else 0) for a, w, b in parts]))
+    assert_near(result, torch.cat([a.double() @ w.double() + (b.double() if biased else 0) for a, w, b in parts]))
 
 
 def test_a_list_says_the_rows_that_several_matrices_have():

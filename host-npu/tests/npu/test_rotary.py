@@ -4,9 +4,7 @@ import pytest
 import torch
 import torch_npu
 from tests._process import on_npu
-
-_TOLERANCES = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-_IN_EACH_DTYPE = pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+from tests._values import DTYPES, assert_near
 
 
 def _turned(x, mode):
@@ -16,12 +14,7 @@ def _turned(x, mode):
     return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
 
 
-def _close(actual, expected):
-    limit = _TOLERANCES[actual.dtype] * expected.abs().max().item()
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
-
-
-@_IN_EACH_DTYPE
+@DTYPES
 @pytest.mark.parametrize(
     ("layout", "shapes"), [("BSND", ((2, 3, 4, 128), (2, 3, 1, 128))), ("TND", ((5, 4, 64), (5, 1, 64)))]
 )
@@ -31,7 +24,7 @@ def test_query_and_key_are_rotated_in_place(dtype, layout, shapes):
     results = torch_npu.npu_apply_rotary_pos_emb(*on_npu, layout, "half")
     for x, memory, result in zip((query, key), on_npu, results, strict=False):
         expected = x.double() * cos.double() + _turned(x.double(), "half") * sin.double()
-        _close(result, expected)
+        assert_near(result, expected)
         assert torch.equal(result.cpu(), memory.cpu())
 
 
@@ -41,7 +34,7 @@ def test_interleave_rope_sorts_the_pairs_before_it_rotates_halves(dtype):
     cos, sin = torch.randn(2, 2, 1, 5, 64).to(dtype)
     result = torch_npu.npu_interleave_rope(x.npu(), cos.npu(), sin.npu())
     ordered = torch.cat([x[..., ::2], x[..., 1::2]], -1).double()
-    _close(result, ordered * cos.double() + _turned(ordered, "half") * sin.double())
+    assert_near(result, ordered * cos.double() + _turned(ordered, "half") * sin.double())
 
 
 # Shapes of x and cos, the mode, and what an Ascend910B says, or None if it takes them.
@@ -65,7 +58,7 @@ def test_rotary_mul_takes_what_cann_documents_for_the_chip(shape, angles, mode, 
             torch_npu.npu_rotary_mul(*on_npu, mode)
     else:
         expected = x.double() * cos.double() + _turned(x.double(), mode) * sin.double()
-        _close(torch_npu.npu_rotary_mul(*on_npu, mode), expected)
+        assert_near(torch_npu.npu_rotary_mul(*on_npu, mode), expected)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +97,7 @@ def test_a_part_of_a_head_is_refused():
         torch_npu.npu_apply_rotary_pos_emb(query, query.clone(), part, part)
 
 
-@_IN_EACH_DTYPE
+@DTYPES
 @pytest.mark.parametrize("mode", ["half", "interleave"])
 @pytest.mark.parametrize("size", [64, 32], ids=["whole heads", "half of each head"])
 def test_mrope_rotates_by_the_row_of_a_position(dtype, mode, size):
@@ -120,10 +113,10 @@ def test_mrope_rotates_by_the_row_of_a_position(dtype, mode, size):
             for each in cache.double()[positions][:, None].chunk(2, -1)
         ]
         expected = torch.cat([first * cos + _turned(first, mode) * sin, rest], -1).flatten(1)
-        _close(result, expected)
+        assert_near(result, expected)
 
 
-@_IN_EACH_DTYPE
+@DTYPES
 @pytest.mark.parametrize("mode", ["half", "interleave"])
 @pytest.mark.parametrize("sections", [[16, 24, 24], [24, 20, 20], [8, 12, 12], [16, 16, 16, 16]], ids=str)
 def test_mrope_takes_each_section_at_positions_of_its_own(dtype, mode, sections):
@@ -139,7 +132,7 @@ def test_mrope_takes_each_section_at_positions_of_its_own(dtype, mode, sections)
     cos, sin = [torch.cat([x, x], -1) if mode == "half" else x.repeat_interleave(2, -1) for x in parts]
     for x, result in zip((query, key), results, strict=True):
         first, rest = x.double().view(3, -1, 128).split([size, 128 - size], -1)
-        _close(result, torch.cat([first * cos + _turned(first, mode) * sin, rest], -1).flatten(1))
+        assert_near(result, torch.cat([first * cos + _turned(first, mode) * sin, rest], -1).flatten(1))
 
 
 @pytest.mark.parametrize("sections", [[16, 24, 24], [24, 20, 20]], ids=str)
@@ -152,7 +145,7 @@ def test_mrope_takes_the_sections_by_turns(sections):
     halves = [half.gather(0, taken.expand(1, 3, -1))[0] for half in cache.double()[positions].chunk(2, -1)]
     cos, sin = [torch.cat([half, half], -1) for half in halves]
     for result in results:
-        _close(result, x.double() * cos + _turned(x.double(), "half") * sin)
+        assert_near(result, x.double() * cos + _turned(x.double(), "half") * sin)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +163,14 @@ def test_other_mrope_sections_are_refused(sections, size, sentence):
         torch_npu.npu_mrope(positions, x, x, torch.ones(9, size).npu(), 128, mrope_section=sections)
 
 
-@_IN_EACH_DTYPE
+@DTYPES
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_clipped_swiglu_clips_the_gate_above_and_the_value_on_both_sides(dtype, interleaved):
     x = (torch.randn(3, 32) * 8).to(dtype)
     result = torch_npu.npu_clipped_swiglu(x.npu(), alpha=1.5, limit=5.0, bias=0.5, interleaved=interleaved)
     gate, value = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, -1)
     gate, value = gate.double().clamp(max=5), value.double().clamp(-5, 5)
-    _close(result, gate * torch.sigmoid(1.5 * gate) * (value + 0.5))
+    assert_near(result, gate * torch.sigmoid(1.5 * gate) * (value + 0.5))
 
 
 def test_clipped_swiglu_computes_the_rows_of_the_groups():
