@@ -5,44 +5,22 @@
 
 using namespace host_npu;
 
-namespace {
+#define REFUSE(function, ...) \
+    HOST_NPU_EXPORT std::int32_t function(__VA_ARGS__) { return unsupported(__func__, "kernels in device code"); }
 
-constexpr const char* kBinaries = "kernels in device code";
-
-}  // namespace
-
-aclError aclrtBinaryLoadFromData(const void*, size_t, const aclrtBinaryLoadOptions*, aclrtBinHandle*) {
-    return unsupported(__func__, kBinaries);
-}
-
-aclError aclrtBinaryGetFunction(const aclrtBinHandle, const char*, aclrtFuncHandle*) {
-    return unsupported(__func__, kBinaries);
-}
-
-aclError aclrtGetFunctionAddr(aclrtFuncHandle, void**, void**) { return unsupported(__func__, kBinaries); }
-
-aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle, uint32_t, aclrtStream, aclrtLaunchKernelCfg*, void*, size_t,
-                                       aclrtPlaceHolderInfo*, size_t) {
-    return unsupported(__func__, kBinaries);
-}
-
-aclError aclrtGetHardwareSyncAddr(void**) { return unsupported(__func__, kBinaries); }
+REFUSE(aclrtBinaryLoadFromData, const void*, size_t, const aclrtBinaryLoadOptions*, aclrtBinHandle*)
+REFUSE(aclrtBinaryGetFunction, const aclrtBinHandle, const char*, aclrtFuncHandle*)
+REFUSE(aclrtGetFunctionAddr, aclrtFuncHandle, void**, void**)
+REFUSE(aclrtLaunchKernelWithHostArgs, aclrtFuncHandle, uint32_t, aclrtStream, aclrtLaunchKernelCfg*, void*, size_t,
+       aclrtPlaceHolderInfo*, size_t)
+REFUSE(aclrtGetHardwareSyncAddr, void**)
 
 // The runtime's older interface has no public header; its arguments are ignored.
 extern "C" {
-
-HOST_NPU_EXPORT std::int32_t rtDevBinaryRegister(const void*, void**) { return unsupported(__func__, kBinaries); }
-
-HOST_NPU_EXPORT std::int32_t rtFunctionRegister(void*, const void*, const char*, const void*, std::uint32_t) {
-    return unsupported(__func__, kBinaries);
+REFUSE(rtDevBinaryRegister, const void*, void**)
+REFUSE(rtFunctionRegister, void*, const void*, const char*, const void*, std::uint32_t)
+REFUSE(rtKernelLaunch, const void*, std::uint32_t, void*, std::uint32_t, void*, void*)
+REFUSE(rtGetC2cCtrlAddr, std::uint64_t*, std::uint32_t*)
 }
 
-HOST_NPU_EXPORT std::int32_t rtKernelLaunch(const void*, std::uint32_t, void*, std::uint32_t, void*, void*) {
-    return unsupported(__func__, kBinaries);
-}
-
-HOST_NPU_EXPORT std::int32_t rtGetC2cCtrlAddr(std::uint64_t*, std::uint32_t*) {
-    return unsupported(__func__, kBinaries);
-}
-
-}  // extern "C"
+#undef REFUSE

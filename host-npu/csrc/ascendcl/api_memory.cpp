@@ -196,26 +196,18 @@ aclError aclrtGetMemUceInfo(int32_t deviceId, aclrtMemUceInfo*, size_t, size_t* 
     });
 }
 
-aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle, aclrtMemHandleType, uint64_t, uint64_t*) {
-    return not_shared(__func__, "device memory");
+#define REFUSE_TO_SHARE(function, ...) \
+    HOST_NPU_EXPORT aclError function(__VA_ARGS__) { return not_shared(__func__, "device memory"); }
+
+REFUSE_TO_SHARE(aclrtMemExportToShareableHandle, aclrtDrvMemHandle, aclrtMemHandleType, uint64_t, uint64_t*)
+REFUSE_TO_SHARE(aclrtMemImportFromShareableHandle, uint64_t, int32_t, aclrtDrvMemHandle*)
+REFUSE_TO_SHARE(aclrtMemSetPidToShareableHandle, uint64_t, int32_t*, size_t)
+
+extern "C" {
+REFUSE_TO_SHARE(aclrtIpcMemGetExportKey, void*, size_t, char*, size_t, uint64_t)
+REFUSE_TO_SHARE(aclrtIpcMemImportByKey, void**, const char*, uint64_t)
+REFUSE_TO_SHARE(aclrtIpcMemClose, const char*)
+REFUSE_TO_SHARE(aclrtIpcMemSetImportPid, const char*, int32_t*, size_t)
 }
 
-aclError aclrtMemImportFromShareableHandle(uint64_t, int32_t, aclrtDrvMemHandle*) {
-    return not_shared(__func__, "device memory");
-}
-
-aclError aclrtMemSetPidToShareableHandle(uint64_t, int32_t*, size_t) { return not_shared(__func__, "device memory"); }
-
-extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemGetExportKey(void*, size_t, char*, size_t, uint64_t) {
-    return not_shared(__func__, "device memory");
-}
-
-extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemImportByKey(void**, const char*, uint64_t) {
-    return not_shared(__func__, "device memory");
-}
-
-extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemClose(const char*) { return not_shared(__func__, "device memory"); }
-
-extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) {
-    return not_shared(__func__, "device memory");
-}
+#undef REFUSE_TO_SHARE

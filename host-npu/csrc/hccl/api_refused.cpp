@@ -4,67 +4,39 @@
 
 using namespace host_npu::hccl;
 
-HOST_NPU_EXPORT HcclResult HcclCommInitClusterInfo(const char*, uint32_t, HcclComm*) {
-    return unsupported(__func__, "rank tables: use HcclGetRootInfo and HcclCommInitRootInfo");
-}
+namespace {
 
-HOST_NPU_EXPORT HcclResult HcclCommInitClusterInfoConfig(const char*, uint32_t, HcclCommConfig*, HcclComm*) {
-    return unsupported(__func__, "rank tables: use HcclGetRootInfo and HcclCommInitRootInfo");
-}
+constexpr const char* kRankTables = "rank tables: use HcclGetRootInfo and HcclCommInitRootInfo";
+constexpr const char* kRecovery = "the recovery of communicators";
+constexpr const char* kSettings = "settings of one communicator";
+constexpr const char* kKnownMemory = "memory that communicators know beforehand";
+constexpr const char* kWindows = "windows of memory that ranks share";
 
-HOST_NPU_EXPORT HcclResult HcclCommSuspend(HcclComm) { return unsupported(__func__, "the recovery of communicators"); }
+}  // namespace
 
-HOST_NPU_EXPORT HcclResult HcclCommResume(HcclComm) { return unsupported(__func__, "the recovery of communicators"); }
+// The name of a function, what is not simulated, and its parameters.
+#define REFUSE(function, what, ...) \
+    HOST_NPU_EXPORT HcclResult function(__VA_ARGS__) { return unsupported(__func__, what); }
 
-HOST_NPU_EXPORT HcclResult HcclSetCommConfig(HcclComm, HcclConfig, HcclConfigValue) {
-    return unsupported(__func__, "settings of one communicator");
-}
-
-HOST_NPU_EXPORT HcclResult HcclGetCommConfig(HcclComm, HcclConfig, HcclConfigValue*) {
-    return unsupported(__func__, "settings of one communicator");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommSetMemoryRange(HcclComm, void*, size_t, size_t, uint64_t) {
-    return unsupported(__func__, "memory that communicators know beforehand");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommUnsetMemoryRange(HcclComm, void*) {
-    return unsupported(__func__, "memory that communicators know beforehand");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommActivateCommMemory(HcclComm, void*, size_t, size_t, aclrtDrvMemHandle, uint64_t) {
-    return unsupported(__func__, "memory that communicators know beforehand");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommDeactivateCommMemory(HcclComm, void*) {
-    return unsupported(__func__, "memory that communicators know beforehand");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommWorkingDevNicSet(HcclComm, uint32_t*, bool*, uint32_t) {
-    return unsupported(__func__, "network cards");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommRegister(HcclComm, void*, uint64_t, void**, uint32_t) {
-    return unsupported(__func__, "windows of memory that ranks share");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommDeregister(HcclComm, void*) {
-    return unsupported(__func__, "windows of memory that ranks share");
-}
-
-HOST_NPU_EXPORT HcclResult HcclCommExchangeMem(HcclComm, void*, uint32_t*, uint32_t) {
-    return unsupported(__func__, "windows of memory that ranks share");
-}
+REFUSE(HcclCommInitClusterInfo, kRankTables, const char*, uint32_t, HcclComm*)
+REFUSE(HcclCommInitClusterInfoConfig, kRankTables, const char*, uint32_t, HcclCommConfig*, HcclComm*)
+REFUSE(HcclCommSuspend, kRecovery, HcclComm)
+REFUSE(HcclCommResume, kRecovery, HcclComm)
+REFUSE(HcclSetCommConfig, kSettings, HcclComm, HcclConfig, HcclConfigValue)
+REFUSE(HcclGetCommConfig, kSettings, HcclComm, HcclConfig, HcclConfigValue*)
+REFUSE(HcclCommSetMemoryRange, kKnownMemory, HcclComm, void*, size_t, size_t, uint64_t)
+REFUSE(HcclCommUnsetMemoryRange, kKnownMemory, HcclComm, void*)
+REFUSE(HcclCommActivateCommMemory, kKnownMemory, HcclComm, void*, size_t, size_t, aclrtDrvMemHandle, uint64_t)
+REFUSE(HcclCommDeactivateCommMemory, kKnownMemory, HcclComm, void*)
+REFUSE(HcclCommWorkingDevNicSet, "network cards", HcclComm, uint32_t*, bool*, uint32_t)
+REFUSE(HcclCommRegister, kWindows, HcclComm, void*, uint64_t, void**, uint32_t)
+REFUSE(HcclCommDeregister, kWindows, HcclComm, void*)
+REFUSE(HcclCommExchangeMem, kWindows, HcclComm, void*, uint32_t*, uint32_t)
 
 // The wheel's header does not declare these two.
 extern "C" {
-
-HOST_NPU_EXPORT HcclResult HcclCommSymWinRegister(HcclComm, void*, uint64_t, void**, uint32_t) {
-    return unsupported(__func__, "windows of memory that ranks share");
+REFUSE(HcclCommSymWinRegister, kWindows, HcclComm, void*, uint64_t, void**, uint32_t)
+REFUSE(HcclCommSymWinDeregister, kWindows, void*)
 }
 
-HOST_NPU_EXPORT HcclResult HcclCommSymWinDeregister(void*) {
-    return unsupported(__func__, "windows of memory that ranks share");
-}
-
-}  // extern "C"
+#undef REFUSE
