@@ -124,24 +124,12 @@ aclnnStatus aclSetDynamicTensorAddr(aclOpExecutor* executor, std::size_t, std::s
     return set_member_address(__func__, executor, relativeIndex, tensors, addr);
 }
 
-aclnnStatus AclSetInputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr) {
-    return aclSetInputTensorAddr(executor, index, tensor, addr);
-}
-aclnnStatus AclSetOutputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr) {
-    return aclSetOutputTensorAddr(executor, index, tensor, addr);
-}
-aclnnStatus AclSetTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr) {
-    return aclSetTensorAddr(executor, index, tensor, addr);
-}
-aclnnStatus AclSetDynamicInputTensorAddr(aclOpExecutor* executor, std::size_t irIndex, std::size_t relativeIndex,
-                                         aclTensorList* tensors, void* addr) {
-    return aclSetDynamicInputTensorAddr(executor, irIndex, relativeIndex, tensors, addr);
-}
-aclnnStatus AclSetDynamicOutputTensorAddr(aclOpExecutor* executor, std::size_t irIndex, std::size_t relativeIndex,
-                                          aclTensorList* tensors, void* addr) {
-    return aclSetDynamicOutputTensorAddr(executor, irIndex, relativeIndex, tensors, addr);
-}
-aclnnStatus AclSetDynamicTensorAddr(aclOpExecutor* executor, std::size_t irIndex, std::size_t relativeIndex,
-                                    aclTensorList* tensors, void* addr) {
-    return aclSetDynamicTensorAddr(executor, irIndex, relativeIndex, tensors, addr);
-}
+// The names of older releases.
+#define OLDER_NAME(older, name) decltype(name) older __attribute__((alias(#name)))
+OLDER_NAME(AclSetInputTensorAddr, aclSetInputTensorAddr);
+OLDER_NAME(AclSetOutputTensorAddr, aclSetOutputTensorAddr);
+OLDER_NAME(AclSetTensorAddr, aclSetTensorAddr);
+OLDER_NAME(AclSetDynamicInputTensorAddr, aclSetDynamicInputTensorAddr);
+OLDER_NAME(AclSetDynamicOutputTensorAddr, aclSetDynamicOutputTensorAddr);
+OLDER_NAME(AclSetDynamicTensorAddr, aclSetDynamicTensorAddr);
+#undef OLDER_NAME

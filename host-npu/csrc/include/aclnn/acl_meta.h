@@ -82,15 +82,12 @@ ACLNN_API aclnnStatus aclSetDynamicOutputTensorAddr(aclOpExecutor* executor, std
 ACLNN_API aclnnStatus aclSetDynamicTensorAddr(aclOpExecutor* executor, std::size_t irIndex, std::size_t relativeIndex,
                                               aclTensorList* tensors, void* addr);
 // The same six under the names of older releases.
-ACLNN_API aclnnStatus AclSetInputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr);
-ACLNN_API aclnnStatus AclSetOutputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr);
-ACLNN_API aclnnStatus AclSetTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr);
-ACLNN_API aclnnStatus AclSetDynamicInputTensorAddr(aclOpExecutor* executor, std::size_t irIndex,
-                                                   std::size_t relativeIndex, aclTensorList* tensors, void* addr);
-ACLNN_API aclnnStatus AclSetDynamicOutputTensorAddr(aclOpExecutor* executor, std::size_t irIndex,
-                                                    std::size_t relativeIndex, aclTensorList* tensors, void* addr);
-ACLNN_API aclnnStatus AclSetDynamicTensorAddr(aclOpExecutor* executor, std::size_t irIndex, std::size_t relativeIndex,
-                                              aclTensorList* tensors, void* addr);
+ACLNN_API decltype(aclSetInputTensorAddr) AclSetInputTensorAddr;
+ACLNN_API decltype(aclSetOutputTensorAddr) AclSetOutputTensorAddr;
+ACLNN_API decltype(aclSetTensorAddr) AclSetTensorAddr;
+ACLNN_API decltype(aclSetDynamicInputTensorAddr) AclSetDynamicInputTensorAddr;
+ACLNN_API decltype(aclSetDynamicOutputTensorAddr) AclSetDynamicOutputTensorAddr;
+ACLNN_API decltype(aclSetDynamicTensorAddr) AclSetDynamicTensorAddr;
 
 // Accepted; the simulation keeps no dumps.
 ACLNN_API aclnnStatus aclDumpOpTensors(const char* opType, const char* opName, aclTensor** tensors,
