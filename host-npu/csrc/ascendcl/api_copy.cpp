@@ -42,33 +42,26 @@ void require_side(const void* pointer, bool wants_device, const char* argument) 
     }
 }
 
+struct Kind {
+    aclrtMemcpyKind kind;
+    bool to_device;
+    bool from_device;
+};
+constexpr Kind kKinds[] = {
+    {ACL_MEMCPY_HOST_TO_HOST, false, false},         {ACL_MEMCPY_HOST_TO_DEVICE, true, false},
+    {ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE, true, false}, {ACL_MEMCPY_DEVICE_TO_HOST, false, true},
+    {ACL_MEMCPY_DEVICE_TO_DEVICE, true, true},       {ACL_MEMCPY_INNER_DEVICE_TO_DEVICE, true, true},
+    {ACL_MEMCPY_INTER_DEVICE_TO_DEVICE, true, true},
+};
+
 void check_kind(const Copy& copy, aclrtMemcpyKind kind) {
-    switch (kind) {
-        case ACL_MEMCPY_HOST_TO_HOST:
-            require_side(copy.to, false, "dst");
-            require_side(copy.from, false, "src");
-            return;
-        case ACL_MEMCPY_HOST_TO_DEVICE:
-        case ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE:
-            require_side(copy.to, true, "dst");
-            require_side(copy.from, false, "src");
-            return;
-        case ACL_MEMCPY_DEVICE_TO_HOST:
-            require_side(copy.to, false, "dst");
-            require_side(copy.from, true, "src");
-            return;
-        case ACL_MEMCPY_DEVICE_TO_DEVICE:
-        case ACL_MEMCPY_INNER_DEVICE_TO_DEVICE:
-        case ACL_MEMCPY_INTER_DEVICE_TO_DEVICE:
-            require_side(copy.to, true, "dst");
-            require_side(copy.from, true, "src");
-            return;
-        case ACL_MEMCPY_DEFAULT:
-            require(copy.to, "dst");
-            require(copy.from, "src");
-            return;
-    }
-    throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no kind of copy " + std::to_string(kind));
+    require(copy.to, "dst");
+    require(copy.from, "src");
+    if (kind == ACL_MEMCPY_DEFAULT) return;
+    const auto* const found = std::ranges::find(kKinds, kind, &Kind::kind);
+    require(found != std::end(kKinds), "there is no kind of copy " + std::to_string(kind));
+    require_side(copy.to, found->to_device, "dst");
+    require_side(copy.from, found->from_device, "src");
 }
 
 // Returns the address at which the host accesses `size` bytes of host or device memory.

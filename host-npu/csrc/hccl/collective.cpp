@@ -20,17 +20,10 @@ void check_buffer(const void* buffer, const Parts& parts, const char* name) {
 }
 
 bool reduces(Function function) {
-    switch (function) {
-        case Function::AllReduce:
-        case Function::Reduce:
-        case Function::ReduceScatter:
-        case Function::ReduceScatterV:
-        case Function::MatmulAllReduce:
-        case Function::MatmulReduceScatter:
-            return true;
-        default:
-            return false;
-    }
+    static constexpr Function all[] = {Function::AllReduce,       Function::Reduce,
+                                       Function::ReduceScatter,   Function::ReduceScatterV,
+                                       Function::MatmulAllReduce, Function::MatmulReduceScatter};
+    return std::ranges::find(all, function) != std::end(all);
 }
 
 void check(const Communicator& communicator, const Exchange& exchange) {

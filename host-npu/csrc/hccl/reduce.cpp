@@ -106,28 +106,20 @@ bool can_reduce(HcclDataType dtype, HcclReduceOp op) {
 
 void reduce(HcclDataType dtype, HcclReduceOp op, const std::vector<const std::byte*>& sources, std::byte* target,
             std::size_t bytes) {
-    switch (dtype) {
-        case HCCL_DATA_TYPE_INT8:
-            return reduce<std::int8_t>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_INT16:
-            return reduce<std::int16_t>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_INT32:
-            return reduce<std::int32_t>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_INT64:
-            return reduce<std::int64_t>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_FP16:
-            return reduce<Float16>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_FP32:
-            return reduce<float>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_UINT64:
-            return reduce<std::uint64_t>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_FP64:
-            return reduce<double>(op, sources, target, bytes);
-        case HCCL_DATA_TYPE_BFP16:
-            return reduce<BFloat16>(op, sources, target, bytes);
-        default:
-            throw std::invalid_argument("elements of this type cannot be reduced");
-    }
+    struct Type {
+        HcclDataType dtype;
+        void (*reduce)(HcclReduceOp, const std::vector<const std::byte*>&, std::byte*, std::size_t);
+    };
+    static constexpr Type types[] = {
+        {HCCL_DATA_TYPE_INT8, reduce<std::int8_t>},     {HCCL_DATA_TYPE_INT16, reduce<std::int16_t>},
+        {HCCL_DATA_TYPE_INT32, reduce<std::int32_t>},   {HCCL_DATA_TYPE_INT64, reduce<std::int64_t>},
+        {HCCL_DATA_TYPE_FP16, reduce<Float16>},         {HCCL_DATA_TYPE_FP32, reduce<float>},
+        {HCCL_DATA_TYPE_FP64, reduce<double>},          {HCCL_DATA_TYPE_BFP16, reduce<BFloat16>},
+        {HCCL_DATA_TYPE_UINT64, reduce<std::uint64_t>},
+    };
+    const auto* const found = std::ranges::find(types, dtype, &Type::dtype);
+    if (found == std::end(types)) throw std::invalid_argument("elements of this type cannot be reduced");
+    found->reduce(op, sources, target, bytes);
 }
 
 }  // namespace host_npu::hccl

@@ -9,52 +9,40 @@
 
 namespace host_npu {
 
-// Nothing if a formula cannot have the dtype.
+struct TypePair {
+    aclDataType of_cann;
+    at::ScalarType of_torch;
+};
+// What every formula may have.
+inline constexpr TypePair kTypes[] = {
+    {ACL_FLOAT, at::kFloat}, {ACL_FLOAT16, at::kHalf}, {ACL_BF16, at::kBFloat16}, {ACL_BOOL, at::kBool},
+    {ACL_INT8, at::kChar},   {ACL_UINT8, at::kByte},   {ACL_INT32, at::kInt},     {ACL_INT64, at::kLong},
+};
+// What a formula takes only where its rules name it.
+inline constexpr TypePair kNamedTypes[] = {
+    {ACL_DOUBLE, at::kDouble},
+    {ACL_INT16, at::kShort},
+    {ACL_COMPLEX64, at::kComplexFloat},
+    {ACL_COMPLEX128, at::kComplexDouble},
+    {ACL_FLOAT8_E5M2, at::kFloat8_e5m2},
+    {ACL_FLOAT8_E4M3FN, at::kFloat8_e4m3fn},
+    {ACL_FLOAT8_E8M0, at::kFloat8_e8m0fnu},
+    {ACL_FLOAT4_E2M1, at::kFloat4_e2m1fn_x2},
+};
+
 inline std::optional<at::ScalarType> scalar_type(aclDataType dtype) {
-    switch (dtype) {
-        case ACL_FLOAT:
-            return at::kFloat;
-        case ACL_FLOAT16:
-            return at::kHalf;
-        case ACL_BF16:
-            return at::kBFloat16;
-        case ACL_BOOL:
-            return at::kBool;
-        case ACL_INT8:
-            return at::kChar;
-        case ACL_UINT8:
-            return at::kByte;
-        case ACL_INT32:
-            return at::kInt;
-        case ACL_INT64:
-            return at::kLong;
-        default:
-            return std::nullopt;
+    for (const auto& [of_cann, of_torch] : kTypes) {
+        if (of_cann == dtype) return of_torch;
     }
+    return std::nullopt;
 }
 
-// Those too that a formula takes only where its rules name them.
+// One of the named types too.
 inline std::optional<at::ScalarType> named_type(aclDataType dtype) {
-    switch (dtype) {
-        case ACL_DOUBLE:
-            return at::kDouble;
-        case ACL_INT16:
-            return at::kShort;
-        case ACL_COMPLEX64:
-            return at::kComplexFloat;
-        case ACL_COMPLEX128:
-            return at::kComplexDouble;
-        case ACL_FLOAT8_E5M2:
-            return at::kFloat8_e5m2;
-        case ACL_FLOAT8_E4M3FN:
-            return at::kFloat8_e4m3fn;
-        case ACL_FLOAT8_E8M0:
-            return at::kFloat8_e8m0fnu;
-        case ACL_FLOAT4_E2M1:
-            return at::kFloat4_e2m1fn_x2;
-        default:
-            return scalar_type(dtype);
+    for (const auto& [of_cann, of_torch] : kNamedTypes) {
+        if (of_cann == dtype) return of_torch;
     }
+    return scalar_type(dtype);
 }
 
 }  // namespace host_npu
