@@ -41,8 +41,8 @@ def _prompt(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Ten
 
 
 def _fused(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, Tensor]:
-    options = {"num_heads": _HEADS, "scale": _SCALE, "input_layout": input_layout} | options
-    return called(torch_npu.npu_fused_infer_attention_score, *inputs, softmax_lse_flag=True, **options)
+    named = {"num_heads": _HEADS, "scale": _SCALE, "input_layout": input_layout, "softmax_lse_flag": True}
+    return called(torch_npu.npu_fused_infer_attention_score, *inputs, **named | options)
 
 
 def _fused_v2(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[Tensor, Tensor]:
@@ -50,6 +50,15 @@ def _fused_v2(*inputs: Tensor, input_layout: str = "BNSD", **options) -> tuple[T
     options = {names.get(name, name): value for name, value in options.items()}
     options = {"num_query_heads": _HEADS, "softmax_scale": _SCALE, "input_layout": input_layout} | options
     return called(torch_npu.npu_fused_infer_attention_score_v2, *inputs, return_softmax_lse=True, **options)
+
+
+def _cumulated(lengths: tuple[int, ...]) -> list[int]:
+    return torch.tensor(lengths).cumsum(0).tolist()
+
+
+def _ends(queries: list[int], keys: list[int]) -> dict[str, object]:
+    """Return the options of packed sequences that end there."""
+    return {"input_layout": "TND", "actual_seq_lengths": queries, "actual_seq_lengths_kv": keys}
 
 
 _OF_MANY = pytest.mark.parametrize("operator", [_prompt, _fused, _fused_v2])
@@ -96,9 +105,8 @@ def test_packed_results_may_have_another_layout(operator, layout):
     inputs = [torch.randn(6, heads, 64).half() for heads in (_HEADS, 2, 2)]
     ropes = [torch.randn(6, heads, 64).half() for heads in (_HEADS, 2)]
     given = [each.transpose(0, 1).contiguous() if layout.startswith("NTD") else each for each in (*inputs, *ropes)]
-    ends = {"actual_seq_lengths": [2, 6], "actual_seq_lengths_kv": [2, 6], "num_key_value_heads": 2}
-    options = {"query_rope": given[3], "key_rope": given[4], "input_layout": layout}
-    result, _ = operator(*given[:3], **options, **ends)
+    options = _ends([2, 6], [2, 6]) | {"input_layout": layout, "num_key_value_heads": 2}
+    result, _ = operator(*given[:3], query_rope=given[3], key_rope=given[4], **options)
     query, key = (torch.cat(pair, -1) for pair in zip(inputs, ropes, strict=False))
     parts = zip(*[each.double().transpose(0, 1).split([2, 4], 1) for each in (query, key, inputs[2])], strict=True)
     expected = torch.cat([_attention(*part)[0] for part in parts], 1)
@@ -163,15 +171,8 @@ def test_packed_sequences_attend_to_themselves_only(operator, mode, lengths):
     queries, keys = zip(*lengths, strict=True)
     query = torch.randn(sum(queries), _HEADS, 16).half()
     key, value = (torch.randn(sum(keys), 2, 16).half() for _ in range(2))
-    result, lse = operator(
-        *(query, key, value),
-        input_layout="TND",
-        num_key_value_heads=2,
-        atten_mask=_TRIANGLE if mode else None,
-        sparse_mode=mode,
-        actual_seq_lengths=torch.tensor(queries).cumsum(0).tolist(),
-        actual_seq_lengths_kv=torch.tensor(keys).cumsum(0).tolist(),
-    )
+    options = {"num_key_value_heads": 2, "atten_mask": _TRIANGLE if mode else None, "sparse_mode": mode}
+    result, lse = operator(query, key, value, **_ends(*map(_cumulated, (queries, keys))), **options)
     results, statistics = [], []
     for part in zip(query.split(queries), key.split(keys), value.split(keys), strict=True):
         q, k, v = (each.double().transpose(0, 1) for each in part)
@@ -187,14 +188,7 @@ def test_queries_of_a_packed_sequence_without_keys_have_the_result_0(lengths):
     queries, keys = zip(*lengths, strict=True)
     query = torch.randn(sum(queries), _HEADS, 16).half()
     key, value = (torch.randn(sum(keys), _HEADS, 16).half() for _ in range(2))
-    result, _ = torch_npu.npu_fused_infer_attention_score(
-        *[each.npu() for each in (query, key, value)],
-        num_heads=_HEADS,
-        scale=_SCALE,
-        input_layout="TND",
-        actual_seq_lengths=torch.tensor(queries).cumsum(0).tolist(),
-        actual_seq_lengths_kv=torch.tensor(keys).cumsum(0).tolist(),
-    )
+    result, _ = _fused(query, key, value, softmax_lse_flag=False, **_ends(*map(_cumulated, (queries, keys))))
     for q, length, own in zip(query.split(queries), keys, result.split(queries), strict=True):
         inputs = [each.double().transpose(0, 1) for each in (q, key, value)]
         expected = _attention(*inputs)[0] if length else torch.zeros(_HEADS, *q.shape[::2], dtype=torch.double)
@@ -212,22 +206,19 @@ def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:
     return blocks if form == "heads first" else blocks.transpose(1, 2).flatten(2)
 
 
+_TABLE = torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
+_IN_BLOCKS = {"num_key_value_heads": 2, "block_table": _TABLE, "block_size": 4}
+
+
 @_FUSED
 @pytest.mark.parametrize("form", ["heads first", "heads joined", "tiles of columns"])
 @pytest.mark.parametrize("queries", [1, 4])
 def test_a_block_table_says_where_keys_are(operator, form, queries):
-    inputs, table = _inputs(2, queries=queries), torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
+    inputs = _inputs(2, queries=queries)
     ropes = [torch.randn(*each.shape[:3], 64).half() for each in inputs[:2]]
-    result, _ = operator(
-        inputs[0],
-        *[_blocks(each, table, form) for each in inputs[1:]],
-        query_rope=ropes[0],
-        key_rope=_blocks(ropes[1], table, form),
-        num_key_value_heads=2,
-        block_table=table,
-        block_size=4,
-        actual_seq_lengths_kv=[9, 6],
-    )
+    key, value, key_rope = (_blocks(each, _TABLE, form) for each in (*inputs[1:], ropes[1]))
+    options = {"query_rope": ropes[0], "key_rope": key_rope, "actual_seq_lengths_kv": [9, 6]}
+    result, _ = operator(inputs[0], key, value, **_IN_BLOCKS, **options)
     for batch, length in enumerate((9, 6)):
         query, key = (torch.cat(pair, -1)[batch].double() for pair in zip(inputs, ropes, strict=False))
         value = inputs[2][batch].double()
@@ -236,20 +227,11 @@ def test_a_block_table_says_where_keys_are(operator, form, queries):
 
 @_FUSED
 def test_packed_queries_take_a_block_table_with_a_length_each(operator):
-    inputs, table = _inputs(2), torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
+    inputs = _inputs(2)
     query = torch.cat([inputs[0][0, :, :1], inputs[0][1]], 1).transpose(0, 1)
-    result, _ = operator(
-        query.contiguous(),
-        *[_blocks(each, table, "heads joined") for each in inputs[1:]],
-        input_layout="TND",
-        num_key_value_heads=2,
-        block_table=table,
-        block_size=4,
-        atten_mask=_TRIANGLE,
-        sparse_mode=3,
-        actual_seq_lengths=[1, 7],
-        actual_seq_lengths_kv=[9, 7],
-    )
+    keys = [_blocks(each, _TABLE, "heads joined") for each in inputs[1:]]
+    options = _ends([1, 7], [9, 7]) | {"atten_mask": _TRIANGLE, "sparse_mode": 3}
+    result, _ = operator(query.contiguous(), *keys, **_IN_BLOCKS, **options)
     for batch, (rows, length) in enumerate(((slice(0, 1), 9), (slice(1, 7), 7))):
         q = query[rows].double().transpose(0, 1)
         key, value = (each[batch].double()[:, :length] for each in inputs[1:])
@@ -365,37 +347,19 @@ def _half(shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(shape, dtype=torch.float16, device="npu")
 
 
-def _incre(*inputs: Tensor, **options) -> Tensor:
-    return torch_npu.npu_incre_flash_attention(
-        inputs[0][..., :1, :].contiguous(), *inputs[1:], num_heads=_HEADS, **options
-    )
-
-
 @_FUSED
 @pytest.mark.parametrize("block_size", [0, 7, 16])
 def test_the_size_of_blocks_is_that_of_the_cache(operator, block_size):
     query, key, value = (_half(shape) for shape in ((2, _HEADS, _QUERIES, 16), (8, 4, 32), (8, 4, 32)))
     sentence = rf"blockSize is {block_size}, and a block of key of shape \[8, 4, 32\] has 4 tokens"
     with pytest.raises(RuntimeError, match=sentence):
-        operator(
-            *(query, key, value),
-            num_key_value_heads=2,
-            block_table=torch.zeros(2, 3, dtype=torch.int32, device="npu"),
-            block_size=block_size,
-            actual_seq_lengths_kv=[9, 6],
-        )
+        operator(query, key, value, **_IN_BLOCKS | {"block_size": block_size, "actual_seq_lengths_kv": [9, 6]})
 
 
 def _in_blocks(block_size: int, tokens: int = 16) -> Tensor:
-    return _incre(
-        *(_half(shape) for shape in ((2, _HEADS, 1, 16), (8, tokens, 32), (8, tokens, 32))),
-        input_layout="BNSD",
-        num_key_value_heads=2,
-        scale_value=_SCALE,
-        block_table=torch.zeros(2, 3, dtype=torch.int32, device="npu"),
-        block_size=block_size,
-        actual_seq_lengths=[9, 6],
-    )
+    inputs = (_half(shape) for shape in ((2, _HEADS, 1, 16), (8, tokens, 32), (8, tokens, 32)))
+    options = {"num_heads": _HEADS, "input_layout": "BNSD", "actual_seq_lengths": [9, 6], "block_size": block_size}
+    return called(torch_npu.npu_incre_flash_attention, *inputs, **_IN_BLOCKS | options)
 
 
 @pytest.mark.parametrize(
@@ -417,16 +381,8 @@ def test_an_increment_takes_blocks_of_a_multiple_of_16_tokens(block_size, tokens
 @pytest.mark.parametrize(
     ("ends", "ends_of_keys", "sentence"),
     [
-        (
-            [2, 6],
-            [2, 5],
-            "actualSeqLengthsKv is [2, 5] for key of shape [6, 2, 16]; CANN takes where each sequence ends",
-        ),
-        (
-            [4, 2],
-            [2, 6],
-            "actualSeqLengths is [4, 2] for query of shape [6, 4, 16]; CANN takes where each sequence ends",
-        ),
+        ([2, 6], [2, 5], "actualSeqLengthsKv is [2, 5] for key of shape [6, 2, 16]; CANN takes where each sequence"),
+        ([4, 2], [2, 6], "actualSeqLengths is [4, 2] for query of shape [6, 4, 16]; CANN takes where each sequence"),
         ([6], [2, 6], "actualSeqLengths has 1 numbers and actualSeqLengthsKv 2"),
     ],
     ids=["fewer keys", "decreasing", "another number"],
@@ -434,10 +390,4 @@ def test_an_increment_takes_blocks_of_a_multiple_of_16_tokens(block_size, tokens
 def test_sequences_have_to_fit_the_tokens(operator, ends, ends_of_keys, sentence):
     inputs = [torch.zeros(6, heads, 16, dtype=torch.float16, device="npu") for heads in (_HEADS, 2, 2)]
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
-        operator(
-            *inputs,
-            input_layout="TND",
-            num_key_value_heads=2,
-            actual_seq_lengths=ends,
-            actual_seq_lengths_kv=ends_of_keys,
-        )
+        operator(*inputs, num_key_value_heads=2, **_ends(ends, ends_of_keys))
