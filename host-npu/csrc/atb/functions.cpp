@@ -4,7 +4,7 @@
 namespace atb {
 namespace {
 
-// The tokens of sequences in blocks of a cache, one sequence after the other.
+// The tokens of sequences in blocks of a cache, one sequence after the other. A start is that of its block.
 Tensors loaded(const Tensors& in, bool is_cumulative) {
     const auto &keys = in[0], &values = in[1], &table = in[2];
     const auto given_lengths = numbers(in[3]);
@@ -13,7 +13,7 @@ Tensors loaded(const Tensors& in, bool is_cumulative) {
     for (std::size_t index = is_cumulative ? 1 : 0; index < given_lengths.size(); ++index) {
         const auto length = given_lengths[index] - (is_cumulative ? given_lengths[index - 1] : 0);
         const auto sequence = static_cast<std::int64_t>(index) - (is_cumulative ? 1 : 0);
-        const auto start = starts.at(static_cast<std::size_t>(sequence)), size = keys.size(1);
+        const auto size = keys.size(1), start = starts.at(static_cast<std::size_t>(sequence)) / size * size;
         TORCH_CHECK(length >= 0 && start >= 0 && sequence < table.size(0) && start + length <= table.size(1) * size,
                     "block_table of shape ", table.sizes(), " does not have ", length, " tokens from ", start,
                     " in blocks of ", size);

@@ -173,7 +173,7 @@ void scatter_pa_cache(const AnyTensor& key, const Out& cache, const IntegerTenso
 }
 const Formula<"aclnnScatterPaCache", scatter_pa_cache> scatter_of_keys;
 
-// The tokens of each sequence, from its blocks, one sequence after the other.
+// The tokens of each sequence, from its blocks, one sequence after the other. An offset is that of its block.
 void gather_blocks(const AnyTensor& cache, const IntegerTensor& tables, const std::vector<std::int64_t>& lengths,
                    const std::vector<std::int64_t>& offsets, const Out& tokens) {
     const auto& memory = tokens.in_place();
@@ -182,7 +182,8 @@ void gather_blocks(const AnyTensor& cache, const IntegerTensor& tables, const st
     std::int64_t first = 0;
     for (std::size_t row = 0; row < lengths.size(); ++row) {
         const auto at_row = tables.select(0, static_cast<std::int64_t>(row)).to(at::kLong);
-        const auto places = at::arange(offsets[row], offsets[row] + lengths[row], at_row.options());
+        const auto start = offsets[row] / block_size * block_size;
+        const auto places = at::arange(start, start + lengths[row], at_row.options());
         const auto blocks = at_row.index({places.div(block_size, "floor")});
         require_indices("blockTables", blocks, cache.size(0));
         const auto slot = blocks * block_size + places.remainder(block_size);

@@ -190,12 +190,12 @@ def test_several_queries_of_a_sequence_attend_to_what_came_before_them(dtype):
 
 
 @pytest.mark.parametrize("cumulative", [False, True], ids=["lengths", "sums"])
-def test_sequences_are_loaded_from_their_blocks(cumulative):
+def test_sequences_are_loaded_from_the_blocks_of_their_starts(cumulative):
     cache = _Cache(torch.bfloat16)
     lengths = [0, 2, 5] if cumulative else [2, 3]
     keys, values = torch_npu.atb.npu_paged_cache_load(
         cache.keys.npu(), cache.values.npu(), cache.table.npu(), torch.tensor(lengths, dtype=torch.int32).npu(),
-        seq_starts=torch.tensor([4, 0], dtype=torch.int32).npu(), cumsum=cumulative,
+        seq_starts=torch.tensor([5, 3], dtype=torch.int32).npu(), cumsum=cumulative,
     )  # fmt: skip
     for loaded, whole in ((keys, cache.keys), (values, cache.values)):
         blocks = [whole[cache.table[index].long()].flatten(0, 1) for index in range(2)]

@@ -139,10 +139,10 @@ def test_other_cache_modes_are_refused_at_the_call():
 
 @pytest.mark.parametrize("shifted", [False, True], ids=["", "seq_offset"])
 @pytest.mark.parametrize("cumulative", [False, True], ids=["lengths", "sums"])
-def test_sequences_are_gathered_from_their_blocks(cumulative, shifted):
+def test_sequences_are_gathered_from_the_blocks_of_their_offsets(cumulative, shifted):
     keys, values = torch.randn(6, 4, 2, 8).half(), torch.randn(6, 4, 2, 16).half()
     tables, lengths = torch.tensor([[5, 1, 3], [2, 0, 4]], dtype=torch.int32), [6, 3]
-    offsets = [4, 0] if shifted else [0, 0]
+    offsets = [7, 3] if shifted else [0, 0]
     of_rows = torch.tensor([0, 6, 9] if cumulative else lengths, dtype=torch.int32)
     results = torch.empty(9, 2, 8).half().npu(), torch.empty(9, 2, 16).half().npu()
     torch_npu.npu_gather_pa_kv_cache(
@@ -155,7 +155,7 @@ def test_sequences_are_gathered_from_their_blocks(cumulative, shifted):
         is_seq_lens_cumsum=cumulative,
     )
     places = [
-        (tables[row, (offset + token) // 4], (offset + token) % 4)
+        (tables[row, offset // 4 + token // 4], token % 4)
         for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True))
         for token in range(length)
     ]
