@@ -126,6 +126,10 @@ TensorList each_of(const AnyTensorList& tensors, const Function& function) {
     return results;
 }
 
+TensorList offsets_of(const AnyTensorList& scale, const Out& out) {
+    return out.dtype() == at::kChar ? each_of(scale, offset_of) : TensorList();
+}
+
 template <class Scales>
 void require_together(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
                       const Scales& scale, const std::vector<Out>& outs) {
@@ -148,7 +152,7 @@ void grouped_by_ends(const AnyTensorList& x, const AnyTensorList& weight, const 
     if (x[0].scalar_type() == at::kChar) {
         TORCH_CHECK(x.size() == 1 && outs.size() == 1, "groups of int8 by their ends have one x and one output");
         const auto scales = each_of(scale, scale_of);
-        const GroupOptions options{bias, scales, {}, {}, {}, 0, std::ssize(weight)};
+        const GroupOptions options{bias, scales, {}, {}, {}, 0, std::ssize(weight), offsets_of(scale, outs[0])};
         split_rows(x[0], weight, IntegerTensor(at::tensor(ends)), 0, options, outs[0]);
         return;
     }
@@ -244,8 +248,8 @@ void grouped(const Grouped& call) {
     require_as_many("scaleOptional", scales.size(), groups);
     require_as_many("antiquantScaleOptional", antiquant_scales.size(), groups);
     require_as_many("antiquantOffsetOptional", antiquant_offsets.size(), groups);
-    const GroupOptions options{call.bias,       scales, call.token_scale, antiquant_scales, antiquant_offsets,
-                               call.activation, groups};
+    const GroupOptions options{call.bias,         scales,          call.token_scale, antiquant_scales,
+                               antiquant_offsets, call.activation, groups,           offsets_of(call.scale, outs[0])};
     if (type == kSplitRows && x.size() == 1 && outs.size() == 1) {
         TORCH_CHECK(list, "groups of rows need a group_list");
         split_rows(x[0], weight, *list, call.list_type, options, outs[0]);

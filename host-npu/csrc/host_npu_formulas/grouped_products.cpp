@@ -96,6 +96,7 @@ Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t grou
         options.bias.empty() ? Tensor() : options.of_group({options.bias.begin(), options.bias.end()}, group);
     if (bias.defined() && !bias.is_floating_point()) y = y + bias;
     if (!options.scale.empty()) y = y * options.of_group(options.scale, group);
+    if (!options.offset.empty()) y = y + options.of_group(options.offset, group);
     if (!options.token_scale.empty()) {
         y = y * options.token_scale[0].flatten().slice(0, first, first + rows.size(0)).unsqueeze(-1);
     }

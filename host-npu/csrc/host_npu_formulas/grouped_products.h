@@ -18,6 +18,8 @@ struct GroupOptions {
     const TensorList& antiquant_offset;
     std::int64_t activation;
     std::int64_t groups;
+    // The offsets of int8 results, which are in the bits of their scales.
+    TensorList offset{};
 
     // The numbers of a list that are for a group: those of its own tensor, or of a row of the one.
     Tensor of_group(const TensorList& list, std::int64_t group) const;

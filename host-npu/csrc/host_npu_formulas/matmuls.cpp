@@ -178,7 +178,7 @@ void weight_quant_v3(const Tensor& x, const IntegerTensor& weight, const Tensor&
     if (bias) y = y + *bias;
     TORCH_CHECK(quant_scale.has_value() == (out.dtype() == at::kChar), "the result has dtype ", name_of(out.dtype()),
                 "; CANN takes int8 with quant_scale, and only then");
-    out = quant_scale ? saturated(y * scale_of(*quant_scale), at::kChar) : y;
+    out = quant_scale ? saturated(y * scale_of(*quant_scale) + offset_of(*quant_scale), at::kChar) : y;
 }
 const Formula<"aclnnWeightQuantBatchMatmulV3", weight_quant_v3> product_with_int8_v3;
 

@@ -13,6 +13,12 @@ Tensor scale_of(const AnyTensor& scale) {
     return low.to(at::kInt).view(at::kFloat);
 }
 
+Tensor offset_of(const AnyTensor& scale) {
+    if (scale.scalar_type() != at::kLong) return at::zeros({});
+    // 9 bits with a sign, from bit 37 on.
+    return scale.__lshift__(18).__rshift__(55);
+}
+
 namespace {
 
 // The upper 19 bits of the scale as a float, cut off or rounded, a 1 in bit 46, and the offset in the 9 bits below that
@@ -129,9 +135,13 @@ void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor
         if (token_scale) y = y * token_scale->unsqueeze(-1);
     }
     if (bias && !is_whole) y = y + *bias;
-    // The bits of an int64 scale repeat the offset.
-    if (has_offset) y = y + *x2_offset;
-    out = out.dtype() == at::kChar ? saturated(y, at::kChar) : y;
+    // An int64 scale has an offset of its own, which is the one that CANN's kernel reads.
+    if (out.dtype() == at::kChar) {
+        out =
+            saturated(y + (has_offset && scale.scalar_type() != at::kLong ? *x2_offset : offset_of(scale)), at::kChar);
+    } else {
+        out = y;
+    }
 }
 const TensorRules kQuantizedProduct{
     {"x1", Dtypes{ACL_INT8, ACL_INT32} | on_950(kBlockNumbers), "* * ..."},

@@ -93,23 +93,25 @@ def test_int8_matrices_may_stay_sums():
 
 def test_int8_matrices_may_become_int8_by_the_bits_of_a_scale():
     x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
-    scale = torch.full((18,), 2.0**-7)
-    result = _multiplied(
-        x, weight, scale=[torch_npu.npu_trans_quant_param(scale.npu()).view(3, 6)], output_dtype=torch.int8
-    )
+    scale, offset = torch.full((18,), 2.0**-7), torch.arange(-9.0, 9)
+    bits = torch_npu.npu_trans_quant_param(scale.npu(), offset.npu()).view(3, 6)
+    result = _multiplied(x, weight, scale=[bits], output_dtype=torch.int8)
     sums = torch.cat([rows @ matrix for rows, matrix in zip(x.double().split(_SIZES), weight.double(), strict=True)])
-    assert result.tolist() == (sums * 2.0**-7).round().clamp(-128, 127).tolist()
+    shifted = sums * 2.0**-7 + offset.view(3, 6).repeat_interleave(torch.tensor(_SIZES), 0)
+    assert result.tolist() == shifted.round().clamp(-128, 127).tolist()
 
 
 def test_int8_matrices_of_a_list_of_ends_become_int8():
     x, weights, biases = _int8(8, 4), [_int8(4, 6) for _ in range(3)], [torch.randint(-9, 9, (6,)).int() for _ in "abc"]
     scales = [torch.full((6,), 2.0 ** -(6 + group)) for group in range(3)]
+    offset = torch.full((6,), -5.0)
     [result] = torch_npu.npu_grouped_matmul(
         [x.npu()], [each.npu() for each in weights], bias=[each.npu() for each in biases],
-        scale=[torch_npu.npu_trans_quant_param(each.npu()) for each in scales], group_list=[3, 3, 8], split_item=3,
+        scale=[torch_npu.npu_trans_quant_param(each.npu(), offset.npu()) for each in scales], group_list=[3, 3, 8],
+        split_item=3,
     )  # fmt: skip
     parts = zip(x.double().split(_SIZES), weights, biases, scales, strict=True)
-    exact = torch.cat([(rows @ weight.double() + bias) * scale for rows, weight, bias, scale in parts])
+    exact = torch.cat([(rows @ weight.double() + bias) * scale + offset for rows, weight, bias, scale in parts])
     assert result.tolist() == exact.round().clamp(-128, 127).tolist()
 
 

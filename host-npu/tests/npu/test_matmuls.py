@@ -164,13 +164,16 @@ def test_weights_of_int8_are_dequantized(precise, group_size):
     assert_near(result, x.double() @ ((weight.double() + whole[1]) * whole[0]) + bias.double(), units=2)
 
 
-def test_a_product_with_int8_weights_may_be_quantized():
+@pytest.mark.parametrize("in_bits", [False, True])
+def test_a_product_with_int8_weights_may_be_quantized(in_bits):
     x, weight = torch.randn(4, 64).half(), torch.randint(-128, 128, (64, 32), dtype=torch.int8)
     scale, quant_scale = torch.rand(1, 32).half(), torch.rand(1, 32) / 9
+    offset = torch.arange(-16.0, 16) if in_bits else torch.zeros(32)
+    bits = torch_npu.npu_trans_quant_param(quant_scale.npu(), offset[None].npu())
     on_npu = [each.npu() for each in (x, weight, scale)]
-    result = torch_npu.npu_weight_quant_batchmatmul(*on_npu, quant_scale=quant_scale.npu())
+    result = torch_npu.npu_weight_quant_batchmatmul(*on_npu, quant_scale=bits if in_bits else quant_scale.npu())
     assert result.dtype == torch.int8
-    exact = x.double() @ (weight.double() * scale.double()) * quant_scale
+    exact = x.double() @ (weight.double() * scale.double()) * quant_scale + offset
     # The scale has 10 bits behind its first.
     assert (result.cpu() - exact.clamp(-128, 127)).abs().max() < 0.501 + 128 * 2**-10
 

@@ -129,6 +129,19 @@ def test_a_product_may_become_int8_with_an_offset(offset, biased):
     assert (result.cpu().double() - exact.clamp(-128, 127)).abs().max() <= 0.5 + 1e-3
 
 
+def test_an_int8_result_is_shifted_by_the_offset_in_the_bits_of_its_scale():
+    (x1, x2), scale, offset = _matrices(), torch.rand(_OUTER) / 300, torch.linspace(-70, 70, _OUTER).round()
+    bits = torch_npu.npu_trans_quant_param(scale.npu(), offset.npu())
+    # CANN reads no other one.
+    for other in (None, torch.zeros(_OUTER)):
+        result = called(torch_npu.npu_quant_matmul, x1, x2, bits, offset=other)
+        assert result.equal(called(torch_npu.npu_quant_matmul, x1, x2, scale, offset=offset))
+    exact = _product(x1, x2) * _cut(scale).double() + offset
+    assert (result.cpu().double() - exact.clamp(-128, 127)).abs().max() <= 0.5 + 1e-3
+    wide = [called(torch_npu.npu_quant_matmul, x1, x2, each, output_dtype=torch.half) for each in (bits, scale)]
+    assert wide[0].equal(wide[1])
+
+
 def test_only_an_int8_result_has_an_offset():
     x1, x2 = _matrices()
     with pytest.raises(RuntimeError, match="x2Offset is that of an int8 result, but out has dtype float16"):
