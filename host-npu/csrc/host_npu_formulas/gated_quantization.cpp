@@ -75,6 +75,13 @@ void dequant_swiglu_quant(const AnyTensor& x, const OptionalTensor& weight_scale
     TORCH_CHECK(!token_scale || token_scale->numel() == rows, "activationScale has ",
                 token_scale ? token_scale->numel() : 0, " elements instead of ", rows, ", one for each row of x");
     TORCH_CHECK(whole == weight_scale.has_value(), "weight_scale must be given for x of int32, and only for it");
+    TORCH_CHECK(whole || (!token_scale && !bias), "activation_scale and bias are for x of int32 only");
+    // A number for each group, which CANN documents for some chips, is not one for each column.
+    const auto of_units = std::to_string(sums.size(1) / 2);
+    if (smooth) {
+        const auto shape = groups ? "* " + of_units : of_units + " | 1 " + of_units;
+        require_shapes({{"quantScale", smooth->sizes(), shape}});
+    }
     if (whole && bias && !bias->is_floating_point()) sums = sums + of_rows(*bias, rows, groups, true);
     if (weight_scale) sums = sums * of_rows(*weight_scale, rows, groups, true);
     if (token_scale) sums = sums * token_scale->reshape({-1, 1});

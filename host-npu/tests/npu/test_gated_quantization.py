@@ -202,8 +202,22 @@ def test_a_mask_says_which_quantizations_are_wanted():
             lambda x: torch_npu.npu_dequant_swiglu_quant(x.int(), quant_mode=1),
             "weight_scale must be given for x of int32",
         ),
+        (
+            lambda x: torch_npu.npu_dequant_swiglu_quant(x, activation_scale=x[:, :1].float(), quant_mode=1),
+            "activation_scale and bias are for x of int32 only",
+        ),
+        (
+            lambda x: torch_npu.npu_dequant_swiglu_quant(x, bias=x[0], quant_mode=1),
+            "activation_scale and bias are for x of int32 only",
+        ),
+        (
+            lambda x: torch_npu.npu_dequant_swiglu_quant(
+                x, quant_scale=x[0, :16].float(), group_index=torch.ones(16).long().npu(), quant_mode=1
+            ),
+            r"quantScale has shape \[16\] instead of \[\*, 16\]",
+        ),
     ],
-    ids=["static", "no weight_scale"],
+    ids=["static", "no weight_scale", "activation_scale", "bias", "a number for each group"],
 )
 def test_what_is_not_computed_is_refused_at_the_call(call, sentence):
     with pytest.raises(RuntimeError, match=sentence):

@@ -76,8 +76,6 @@ _FUNCTIONS = [
             *(t(4, 16, dtype=_I32), t(1, 16, dtype=_F), t(4, dtype=_F), None, t(1, 8, dtype=_F), None, None),
             *(True, "dynamic", t(4, 8, dtype=_I8), t(4, dtype=_F)),
         ),
-        # One scale may be that of all columns.
-        free=((4, 1),),
     ),
     Function("aclnnRmsNormQuant", (_X, _ROW, _ROW, t(1), t(1, dtype=_I8), 1e-6, t(4, 8, dtype=_I8))),
     Function(
