@@ -37,7 +37,7 @@ Tensor rows_at(const Tensor& rows, const Tensor& places) {
     require_places(places);
     const auto wide = places.to(at::kLong).flatten();
     const auto there = wide.lt(rows.size(0));
-    return rows.index({wide.clamp_max(rows.size(0) - 1)}) * there.unsqueeze(-1);
+    return rows.index({wide.clamp_max(rows.size(0) - 1)}).masked_fill(there.logical_not().unsqueeze(-1), 0);
 }
 
 void permute_grad(const Tensor& dpermuted, const IntegerTensor& places, std::int64_t choices, bool padded,
@@ -62,8 +62,13 @@ void unpermute(const Tensor& permuted, const IntegerTensor& places, const Option
                const Ints&, const Out& tokens) {
     require_unpadded(padded);
     if (weights) require_choices(places, *weights);
-    const auto rows = rows_at(permuted, places);
-    tokens = weights ? (rows.unflatten(0, {-1, weights->size(-1)}) * weights->unsqueeze(-1)).sum(1) : rows;
+    auto rows = rows_at(permuted, places);
+    if (weights) {
+        // CANN leaves out the rows that weigh nothing, whatever they have.
+        const auto of_rows = weights->unsqueeze(-1);
+        rows = (rows.unflatten(0, {-1, weights->size(-1)}) * of_rows).masked_fill(of_rows.eq(0), 0).sum(1);
+    }
+    tokens = rows;
 }
 const Formula<"aclnnMoeTokenUnpermute", unpermute> unpermute_tokens{
     {"permutedTokens", kFloats, "* H"},

@@ -1,5 +1,7 @@
 """Operators of torch_npu for mixtures of experts on the host NPU, against plain indexing in float64."""
 
+import math
+
 import pytest
 import torch
 import torch_npu
@@ -65,6 +67,13 @@ def test_a_place_of_a_copy_that_was_left_out_is_0():
     rows, places = torch.randn(_TOKENS - 2, _SIZE), torch.randperm(_TOKENS, dtype=torch.int32)
     result = torch_npu.npu_moe_token_unpermute(rows.npu(), places.npu())
     assert result.cpu().equal(torch.cat([rows, torch.zeros(2, _SIZE)])[places])
+
+
+def test_copies_that_were_left_out_or_weigh_nothing_have_no_effect():
+    rows = torch.tensor([[1.0], [2.0], [math.nan]]).npu()
+    weights = torch.tensor([[1.0, 1], [1, 0]]).npu()
+    result = torch_npu.npu_moe_token_unpermute(rows, torch.tensor([0, 3, 1, 2]).int().npu(), weights)
+    assert result.tolist() == [[1], [2]]
 
 
 def test_a_padded_permutation_is_refused_at_the_call():
