@@ -11,9 +11,8 @@ using Ints = std::vector<std::int64_t>;
 struct Rows {
     Tensor places, tokens;
     std::int64_t experts, of_tokens;
-    bool padded;
 
-    Rows(const IntegerTensor& map, std::int64_t rows, bool padded) : padded(padded) {
+    Rows(const IntegerTensor& map, std::int64_t rows, bool padded) {
         TORCH_CHECK(map.dim() == 2, "routing_map has ", map.dim(), " dimensions instead of 2");
         of_tokens = map.size(0);
         experts = map.size(1);
@@ -32,6 +31,15 @@ struct Rows {
                     " ones");
         places = stable_order(by_expert.flatten(), true).slice(0, 0, rows);
         tokens = places.remainder(of_tokens);
+    }
+
+    // The rows `index` of a capacity, which are of these tokens.
+    Rows(const Tensor& index, const Tensor& tokens, const Tensor& probs) : tokens(tokens) {
+        TORCH_CHECK(probs.dim() == 2 && probs.size(1) > 0 && index.size(0) % probs.size(1) == 0, "probs has shape ",
+                    probs.sizes(), " for ", index.size(0), " rows, as many of each expert");
+        of_tokens = probs.size(0);
+        experts = probs.size(1);
+        places = index.div(std::max<std::int64_t>(index.size(0) / experts, 1), "trunc") * of_tokens + tokens;
     }
 
     // The numbers of a map at these rows, and back.
@@ -81,6 +89,16 @@ Tensor tokens_of_rows(const Tensor& index, const Tensor& order, std::int64_t tok
     return at::arange(index.size(0), index.options()).div(tokens == 0 ? 1 : index.size(0) / tokens, "trunc");
 }
 
+// The rows `order`, of these tokens. Without a capacity, the first one of a token is that of its first expert.
+Rows rows_in_order(const OptionalIntegerTensor& map, const Tensor& probs, const Tensor& order, const Tensor& tokens,
+                   bool padded) {
+    if (padded) return Rows(order, tokens, probs);
+    TORCH_CHECK(map, "probs need a routing_map");
+    Rows rows(*map, order.size(0), false);
+    rows.places = rows.places.index({stable_order(rows.tokens)});
+    return rows;
+}
+
 // Row `out_index[i]` is one of token `token_of[i]`.
 void map_unpermute(const Tensor& permuted, const IntegerTensor& index, const OptionalIntegerTensor& map,
                    const OptionalTensor& probs, bool padded, const Ints& shape, const Out& tokens, const Out& out_index,
@@ -88,37 +106,41 @@ void map_unpermute(const Tensor& permuted, const IntegerTensor& index, const Opt
     TORCH_CHECK(shape.size() == 2 && tokens.sizes() == at::IntArrayRef(shape), "restore_shape is ",
                 at::IntArrayRef(shape), ", the tokens have shape ", tokens.sizes());
     require_shapes({{"permutedTokens", permuted.sizes(), "A *"}, {"sortedIndices", index.sizes(), "A"}});
+    require_indices("sortedIndices", index, padded ? shape[0] : permuted.size(0));
     const auto wide = index.to(at::kLong);
     const auto order = padded ? stable_order(wide) : wide;
     const auto of = tokens_of_rows(wide, order, shape[0], padded);
     out_index = order;
     token_of = of;
-    auto rows = permuted;
+    auto rows = permuted.index({order});
     if (probs) {
-        TORCH_CHECK(map && permuted_probs, "probs need a routing_map");
-        const auto weights = Rows(*map, index.size(0), padded).of_map(*probs);
-        *permuted_probs = weights;
+        TORCH_CHECK(permuted_probs, "probs need an output of those of the rows");
+        const auto weights = rows_in_order(map, *probs, order, of, padded).of_map(*probs);
+        *permuted_probs = padded ? weights.index({stable_order(order)}) : weights;
         rows = rows * weights.unsqueeze(-1);
+        // Without a capacity, CANN leaves out the rows that weigh nothing, whatever they have.
+        if (!padded) rows = rows.masked_fill(weights.eq(0).unsqueeze(-1), 0);
     }
-    tokens = sums_of_tokens(rows.index({order}), of, shape[0]);
+    tokens = sums_of_tokens(rows, of, shape[0]);
 }
 const Formula<"aclnnMoeTokenUnpermuteWithRoutingMap", map_unpermute> unpermute_by_map;
 
 void map_unpermute_grad(const Tensor& dtokens, const IntegerTensor& out_index, const IntegerTensor& token_of,
                         const OptionalIntegerTensor& map, const OptionalTensor& permuted, const OptionalTensor& probs,
                         bool padded, const Ints&, const Out& dpermuted, const OptionalOut& dprobs) {
+    require_indices("outIndex", out_index, out_index.numel());
     // Programs without a capacity pass the sorted indices for both arguments.
-    const auto rows_of = out_index.to(at::kLong);
-    const auto of = padded ? token_of.to(at::kLong) : tokens_of_rows(rows_of, rows_of, dtokens.size(0), false);
-    const auto grads = dtokens.index({of.index({stable_order(rows_of)})});
+    const auto order = out_index.to(at::kLong), places = stable_order(order);
+    const auto of = padded ? token_of.to(at::kLong) : tokens_of_rows(order, order, dtokens.size(0), false);
+    const auto grads = dtokens.index({of});
     if (!probs) {
-        dpermuted = grads;
+        dpermuted = grads.index({places});
         return;
     }
-    TORCH_CHECK(map && permuted && dprobs, "the gradient of probs needs routing_map and permuted_tokens");
-    const Rows rows(*map, out_index.size(0), padded);
-    *dprobs = rows.in_map((grads * *permuted).sum(-1));
-    dpermuted = grads * rows.of_map(*probs).unsqueeze(-1);
+    TORCH_CHECK(permuted && dprobs, "the gradient of probs needs permuted_tokens");
+    const auto rows = rows_in_order(map, *probs, order, of, padded);
+    *dprobs = rows.in_map((grads * permuted->index({order})).sum(-1));
+    dpermuted = (grads * rows.of_map(*probs).unsqueeze(-1)).index({places});
 }
 const Formula<"aclnnMoeTokenUnpermuteWithRoutingMapGrad", map_unpermute_grad> unpermute_by_map_backward;
 

@@ -71,3 +71,39 @@ def test_the_rows_of_a_map_come_back_as_sums(weighted, padded):
     backward(result, expected)
     for actual, wanted in list(zip(on_npu, reference, strict=True))[: 2 if weighted else 1]:
         torch.testing.assert_close(actual.grad.cpu().double(), wanted.grad, rtol=2e-6, atol=2e-6)
+
+
+@_PADDED
+def test_probs_are_those_of_the_indices(padded):
+    """With a capacity these are the tokens of the experts; else the experts of a token take its rows in order."""
+    rows, map, probs = torch.randn(_ROWS, _SIZE), _map(), torch.rand(_TOKENS, _EXPERTS)
+    on_npu = [each.npu().requires_grad_() for each in (rows, probs)]
+    reference = [each.double().requires_grad_() for each in (rows, probs)]
+    if padded:
+        index = torch.stack([torch.randperm(_TOKENS)[: _ROWS // _EXPERTS] for _ in range(_EXPERTS)]).flatten()
+        of_token, order = index, torch.arange(_ROWS)
+        of_expert = torch.arange(_EXPERTS).repeat_interleave(_ROWS // _EXPERTS)
+    else:
+        index = order = torch.randperm(_ROWS)
+        of_token, of_expert = map.nonzero().t()
+    result, _, _, permuted_probs = torch_npu._npu_moe_token_unpermute_with_routing_map(
+        on_npu[0], index.int().npu(), [_TOKENS, _SIZE], probs=on_npu[1], routing_map=map.npu(), drop_and_pad=padded
+    )
+    weights = reference[1][of_token, of_expert]
+    assert permuted_probs.cpu().double().equal(weights)
+    each = reference[0][order] * weights[:, None]
+    expected = torch.zeros(_TOKENS, _SIZE, dtype=torch.float64).index_add(0, of_token, each)
+    torch.testing.assert_close(result.cpu().double(), expected, rtol=2e-6, atol=2e-6)
+    backward(result, expected)
+    for actual, wanted in zip(on_npu, reference, strict=True):
+        torch.testing.assert_close(actual.grad.cpu().double(), wanted.grad, rtol=2e-6, atol=2e-6)
+
+
+def test_an_index_outside_of_the_rows_ends_the_operator():
+    index = torch.arange(_ROWS, dtype=torch.int32)
+    index[2] = -1
+    with pytest.raises(RuntimeError, match=f"sortedIndices has the index -1; CANN takes 0 to {_ROWS - 1}"):
+        torch_npu.npu_moe_token_unpermute_with_routing_map(
+            torch.randn(_ROWS, _SIZE).npu(), index.npu(), [_TOKENS, _SIZE]
+        )
+        torch.npu.synchronize()
