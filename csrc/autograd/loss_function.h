@@ -15,13 +15,9 @@ inline std::optional<at::Tensor> given(const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-// A Loss that is differentiable with respect to its target has this function, or is a function of input - target.
-template <class Loss>
-concept HasGradTarget = requires { Loss::grad_target; };
-
-// A Loss derives from this. It has a name, loss(), grad_input() and optionally grad_target(), whose last arguments are
-// input, target, weight and reduction. It is a struct, not a template instance, because torch demangles its name in
-// every backward pass.
+// A Loss derives from this. It has a name, loss(), grad_input() and, unless it is a function of input - target,
+// grad_target(), whose last arguments are input, target, weight and reduction. It is a struct, not a template instance,
+// because torch demangles its name in every backward pass.
 template <class Loss>
 struct LossFunction : torch::autograd::Function<Loss> {
     // Whether the gradient of the target is the negative of that of the input.
@@ -51,10 +47,8 @@ struct LossFunction : torch::autograd::Function<Loss> {
         if (needs_target) {
             if constexpr (Loss::is_function_of_difference) {
                 grad_target = grad_input.neg();
-            } else if constexpr (HasGradTarget<Loss>) {
-                grad_target = Loss::grad_target(grad_output, input, target, weight, reduction);
             } else {
-                TORCH_CHECK(false, Loss::name, ": there is no derivative with respect to target; detach it");
+                grad_target = Loss::grad_target(grad_output, input, target, weight, reduction);
             }
         }
         return {needs_input ? grad_input : at::Tensor(), grad_target, at::Tensor(), at::Tensor()};

@@ -26,9 +26,8 @@ def loss_function(
     name: str,
     loss: Callable[..., Tensor],
     grad_input: Gradient,
-    grad_target: Gradient | None = None,
+    grad_target: Gradient | None,
     tensors: Sequence[str] = ("input", "target"),
-    is_function_of_difference: bool = False,
 ) -> type[Function]:
     """Create the autograd Function of a loss, whose arguments are ``*tensors``, further options and ``reduction``.
 
@@ -36,20 +35,14 @@ def loss_function(
         name: The name of the Function.
         loss: Computes the loss from the Function's arguments.
         grad_input: Computes the gradient of ``input`` from ``grad_output`` and the Function's arguments.
-        grad_target: Computes the gradient of ``target`` likewise. If ``None``, and unless
-            ``is_function_of_difference``, the Function raises if a derivative with respect to ``target`` is needed.
+        grad_target: Computes the gradient of ``target`` likewise; ``None`` if the loss depends on ``input - target``
+            only, so that it is the negative of ``grad_input``.
         tensors: The names of ``input``, ``target``, and optionally a weight, which is not differentiable.
-        is_function_of_difference: Whether the loss depends on ``input - target`` only, so that the gradient of
-            ``target`` is the negative of ``grad_input``.
     """
     number = len(tensors)
 
     def target_gradient(*arguments: Any) -> Tensor:
-        if is_function_of_difference:
-            return -grad_input(*arguments)
-        if grad_target is None:
-            raise RuntimeError(f"{name}: there is no derivative with respect to target; detach it")
-        return grad_target(*arguments)
+        return -grad_input(*arguments) if grad_target is None else grad_target(*arguments)
 
     class LossFunction(Function):
         generate_vmap_rule = True
@@ -81,7 +74,7 @@ def loss_function(
             gradient = grad_input(grad_output, *arguments) if needs[0] else None
             gradient_of_target = None
             if needs[1]:
-                if is_function_of_difference and gradient is not None:
+                if grad_target is None and gradient is not None:
                     gradient_of_target = -gradient
                 else:
                     gradient_of_target = target_gradient(grad_output, *arguments)

@@ -46,7 +46,7 @@ def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, reduction: i
     return gradient
 
 
-MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input, is_function_of_difference=True)
+MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input, grad_target=None)
 MSELossFunction.__doc__ = """Squared error of two tensors with the same shape and dtype.
 
 The arguments are ``input``, ``target`` and ``reduction``: 0 (none), 1 (mean) or 2 (sum).
