@@ -315,5 +315,5 @@ def test_a_parameter_in_shared_memory_stays_there(dtype, shares_first):
 
 
 def test_flatten_must_be_a_bool():
-    with pytest.raises(TypeError, match="^FusedEmaAdam: flatten must be True or False, but it is 1$"):
+    with pytest.raises(TypeError, match="^FusedEmaAdam: flatten must be a bool, but it is 1$"):
         FusedEmaAdam(Weights().parameters(), flatten=1)

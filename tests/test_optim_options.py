@@ -176,16 +176,16 @@ def test_any_number_type_is_accepted_as_learning_rate(lr):
 WARMUPS = "None, 'ratio' or 'power'"
 INVALID = {
     **{
-        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and at least 0, but it is {value}")
+        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be at least 0 and finite, but it is {value}")
         for name in ("lr", "eps", "weight_decay")
         for value in (-0.1, float("nan"), float("inf"))
     },
     **{
-        f"ema_decay = {value}": ({"ema_decay": value}, ValueError, rf"ema_decay must be in \[0, 1\], but it is {value}")
+        f"ema_decay = {value}": ({"ema_decay": value}, ValueError, f"ema_decay must be .* at most 1, but it is {value}")
         for value in (-0.1, 1.1, float("nan"))
     },
     **{
-        f"betas = {betas}": ({"betas": betas}, ValueError, rf"beta{i} must be in \[0, 1\), but it is {betas[i - 1]}")
+        f"betas = {betas}": ({"betas": betas}, ValueError, f"beta{i} must be .* below 1, but it is {betas[i - 1]}")
         for betas, i in (((1.0, 0.9), 1), ((-0.1, 0.9), 1), ((0.9, 1.0), 2), ((0.9, float("nan")), 2))
     },
     "three betas": ({"betas": (0.9, 0.9, 0.9)}, ValueError, r"betas must be a pair of numbers, but it is \(0\.9, 0\.9"),
@@ -199,13 +199,13 @@ INVALID = {
     "two learning rates": (
         {"lr": torch.ones(2)},
         ValueError,
-        r"lr must be a number or a tensor with one element, but its shape is \[2\]",
+        r"lr must be a number or have one element, but its shape is \[2\]",
     ),
     "no number": ({"eps": "1e-8"}, TypeError, "eps must be a number, but it is '1e-8'"),
     "nothing": ({"lr": None}, TypeError, "lr must be a number, but it is None"),
-    "tensor betas": ({"betas": torch.ones(2).unbind()}, TypeError, r"beta1 must be a number, but it is tensor\(1"),
+    "tensor betas": ({"betas": torch.ones(2).unbind()}, TypeError, "beta1 must be a number, but it is a tensor of"),
     **{
-        f"{name} = 1": ({name: 1}, TypeError, f"{name} must be True or False, but it is 1")
+        f"{name} = 1": ({name: 1}, TypeError, f"{name} must be a bool, but it is 1")
         for name in ("decoupled_weight_decay", "bias_correction", "maximize")
     },
     **{
@@ -213,7 +213,7 @@ INVALID = {
         for value in ("linear", 1)
     },
     **{
-        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and above 0, but it is {value}")
+        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be positive and finite, but it is {value}")
         for name in ("ema_warmup_gamma", "ema_warmup_power")
         for value in (0, -1.0, float("nan"), float("inf"))
     },
@@ -222,8 +222,8 @@ INVALID = {
     "start 1.5": ({"ema_start_step": 1.5}, TypeError, "ema_start_step must be an int, but it is 1.5"),
     "every 0": ({"ema_update_every": 0}, ValueError, "ema_update_every must be at least 1, but it is 0"),
     "every True": ({"ema_update_every": True}, TypeError, "ema_update_every must be an int, but it is True"),
-    "without_grad 0": ({"ema_without_grad": 0}, TypeError, "ema_without_grad must be True or False, but it is 0"),
-    "masters 1": ({"master_weights": 1}, TypeError, "master_weights must be True or False, but it is 1"),
+    "without_grad 0": ({"ema_without_grad": 0}, TypeError, "ema_without_grad must be a bool, but it is 0"),
+    "masters 1": ({"master_weights": 1}, TypeError, "master_weights must be a bool, but it is 1"),
     "tensor decay": ({"ema_decay": torch.tensor(0.5)}, TypeError, "ema_decay must be a number, but it is tensor"),
 }
 each_invalid = pytest.mark.parametrize("options, exception, sentence", INVALID.values(), ids=INVALID)
@@ -250,7 +250,7 @@ def test_a_step_with_an_option_that_became_invalid_raises_and_changes_nothing(op
 @pytest.mark.parametrize(
     "options, spoil, sentence",
     [
-        ({"lr": torch.tensor(0.1)}, lambda group: group["lr"].fill_(-1), "lr must be finite and at least 0"),
+        ({"lr": torch.tensor(0.1)}, lambda group: group["lr"].fill_(-1), "lr must be at least 0 and finite"),
         ({"betas": [0.9, 0.99]}, lambda group: group["betas"].insert(0, 2.0), "betas must be a pair of numbers"),
     ],
     ids=["tensor", "list"],

@@ -103,7 +103,7 @@ REFUSED = {
     "integers": (state(exp_avg=torch.ones(3).long()), f"{MOMENT}torch.int64 dense Tensor of [3]"),
     "sparse": (state(exp_avg=torch.ones(3).to_sparse()), f"{MOMENT}real torch.sparse_coo Tensor of [3]"),
     # The rules of all options: test_optim_options.py and test_optim_averages.py.
-    "an invalid option": (option(lr=-1.0), "in group 1, lr must be finite and at least 0, but it is -1.0"),
+    "an invalid option": (option(lr=-1.0), "in group 1, lr must be at least 0 and finite, but it is -1.0"),
     "an option of another type": (option(eps="1"), "in group 1, eps must be a number, but it is '1'"),
     "amsgrad": (option(amsgrad=True), "amsgrad of group 1 must be False, but it is True"),
 }

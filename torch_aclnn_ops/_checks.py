@@ -214,7 +214,7 @@ FINITE: Rule = (_REAL, "a number", "finite", lambda number: -math.inf < number <
 POSITIVE: Rule = (_REAL, "a number", *_POSITIVE)
 OPTIONAL_POSITIVE: Rule = (_REAL, "None or a number", *_POSITIVE)
 NON_NEGATIVE: Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
-_FRACTION: Rule = (_REAL, "a number", "at least 0 and at most 1", lambda number: 0 <= number <= 1)
+FRACTION: Rule = (_REAL, "a number", "at least 0 and at most 1", lambda number: 0 <= number <= 1)
 _RULES: dict[str, Rule] = {
     "chunk_size": (Integral, '"auto" or an int', *_COUNT),
     "max_memory": (Integral, "None or an int", *_COUNT),
@@ -254,7 +254,7 @@ def check_scalar(function: str, name: str, value: Any, rule: Rule) -> None:
 
 def check_beta(function: str, divergence: str, beta: Any) -> float:
     """Check the weight of the Jensen-Shannon divergence, and return it as a float; the others do not use it."""
-    value: float = check_number(function, "beta", beta, _FRACTION)
+    value: float = check_number(function, "beta", beta, FRACTION)
     if divergence != "jensen_shannon" and value != 0.5:
         accepted = f"0.5, the default, with divergence={divergence!r}"
         raise ValueError(f"{function}: beta must be {accepted}, but it is {value}")

@@ -1,11 +1,8 @@
 """Functional API of :class:`FusedEmaAdam`: one step on lists of tensors (aclnnApplyFusedEmaAdam)."""
 
-import math
-from collections.abc import Callable
 from numbers import Real
-from typing import Any
 
-from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._checks import FRACTION, NON_NEGATIVE, Rule, check_bool, check_number, check_scalar, describe
 from torch_aclnn_ops._tensors import DTYPES, is_dtensor, local
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update, update
@@ -88,52 +85,22 @@ def fused_ema_adam(
         raise
 
 
-# For each numeric option, the range as a predicate and as text.
-_AT_LEAST_0: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value < math.inf, "finite and at least 0")
-_FROM_0_BELOW_1: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value < 1, "in [0, 1)")
-_FROM_0_TO_1: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value <= 1, "in [0, 1]")
-_NUMBERS = {
-    "lr": _AT_LEAST_0,
-    "ema_decay": _FROM_0_TO_1,
-    "beta1": _FROM_0_BELOW_1,
-    "beta2": _FROM_0_BELOW_1,
-    "eps": _AT_LEAST_0,
-    "weight_decay": _AT_LEAST_0,
-}
-_MAY_BE_TENSORS = ("lr", "ema_decay")
-_FLAGS = ("decoupled_weight_decay", "bias_correction", "maximize")
+_BETA: Rule = (Real, "a number", "at least 0 and below 1", lambda number: 0 <= number < 1)
+_NUMBERS = {"beta1": _BETA, "beta2": _BETA, "eps": NON_NEGATIVE, "weight_decay": NON_NEGATIVE}
 
 
 def check_options(options: Options) -> None:
     """Check types and ranges of the options, without reading values from a device."""
-    for name, (accepts, accepted) in _NUMBERS.items():
-        value = getattr(options, name)
-        if isinstance(value, Tensor) and name in _MAY_BE_TENSORS:
-            if value.numel() != 1:
-                raise ValueError(
-                    f"FusedEmaAdam: {name} must be a number or a tensor with one element, but its shape is"
-                    f" {list(value.shape)}"
-                )
-            if not value.is_cpu or torch.compiler.is_compiling():
-                continue
-            value = value.item()
-        # isinstance with Real is slow, so it comes last.
-        if not isinstance(value, (float, int, Real)):
-            raise TypeError(f"FusedEmaAdam: {name} must be a number, but it is {value!r}")
-        if not accepts(float(value)):
-            raise ValueError(f"FusedEmaAdam: {name} must be {accepted}, but it is {value}")
-    for name in _FLAGS:
-        check_flag(name, getattr(options, name))
+    check_scalar("FusedEmaAdam", "lr", options.lr, NON_NEGATIVE)
+    check_scalar("FusedEmaAdam", "ema_decay", options.ema_decay, FRACTION)
+    for name, rule in _NUMBERS.items():
+        check_number("FusedEmaAdam", name, getattr(options, name), rule)
+    for name in ("decoupled_weight_decay", "bias_correction", "maximize"):
+        check_bool("FusedEmaAdam", name, getattr(options, name))
     for name in ("grad_scale", "found_inf"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, Tensor) and value.numel() == 1):
             raise TypeError(f"FusedEmaAdam: {name} must be a tensor with one element or None, but it is {value!r}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raise ``TypeError`` unless an option is a bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"FusedEmaAdam: {name} must be True or False, but it is {value!r}")
 
 
 def _check_tensors(tensors: TensorLists) -> None:

@@ -6,9 +6,8 @@ from operator import is_
 from typing import Any, NamedTuple, overload
 
 from torch_aclnn_ops._call_log import log_detail
-from torch_aclnn_ops._checks import given_arguments
+from torch_aclnn_ops._checks import check_bool, given_arguments
 from torch_aclnn_ops._torch_compat.private import is_in_fsdp1_unit
-from torch_aclnn_ops.functional.ema_adam import check_flag
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, empty_lists
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
@@ -137,7 +136,7 @@ class FusedEmaAdam(EmaOptimizer):
     ) -> None:
         defaults = given_arguments(locals(), "params", "flatten", "ema_buffers")  # the options of a group
         options_of(defaults)
-        check_flag("flatten", flatten)
+        check_bool("FusedEmaAdam", "flatten", flatten)
         if isinstance(params, (set, frozenset)):
             raise TypeError("FusedEmaAdam: params must be a list, not a set, whose order changes between runs")
         self._flatten = flatten

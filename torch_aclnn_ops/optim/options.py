@@ -1,13 +1,12 @@
 """Parsing and checking of a parameter group's options: those of a step, and the EMA schedule."""
 
-import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec
 
-from torch_aclnn_ops._checks import Rule, check_number
-from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
+from torch_aclnn_ops._checks import POSITIVE, Rule, check_bool, check_number
+from torch_aclnn_ops.functional.ema_adam import check_options
 from torch_aclnn_ops.ops.ema_adam import Options
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor
 
 # Options of torch's AdamW that FusedEmaAdam lacks.
 LACKING = ("foreach", "fused", "capturable", "amsgrad", "differentiable")
-_ABOVE_0 = ((int, float), "a number", "finite and above 0", lambda value: 0 < value < math.inf)
 _SCHEDULE_RULES: dict[str, Rule] = {
-    "ema_warmup_gamma": _ABOVE_0,
-    "ema_warmup_power": _ABOVE_0,
-    "ema_start_step": (int, "an int", "at least 0", lambda value: value >= 0),
-    "ema_update_every": (int, "an int", "at least 1", lambda value: value >= 1),
+    "ema_warmup_gamma": POSITIVE,
+    "ema_warmup_power": POSITIVE,
+    "ema_start_step": (int, "an int", "at least 0", lambda number: number >= 0),
+    "ema_update_every": (int, "an int", "at least 1", lambda number: number >= 1),
 }
 _P = ParamSpec("_P")
 _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
@@ -80,7 +78,7 @@ def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
     if isinstance(options.ema_decay, Tensor):
         raise TypeError(f"FusedEmaAdam: ema_decay must be a number, but it is {options.ema_decay!r}")
     for name in ("master_weights", "ema_without_grad"):
-        check_flag(name, group[name])
+        check_bool("FusedEmaAdam", name, group[name])
     schedule = EmaSchedule(*[group[name] for name in EmaSchedule._fields])
     schedule.check()
     return options, schedule
