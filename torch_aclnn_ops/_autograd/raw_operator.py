@@ -64,7 +64,6 @@ class RawOperator:
         formula: The operator in differentiable PyTorch calls, for any device and floating-point dtype.
         fake: Creates outputs with the right shapes and dtypes.
         check_values: Raises for invalid values; runs on real tensors only.
-        kernel: Replaces the formula on every device: the same values with less memory.
         cpu: Replaces the formula on the CPU: the same values in less time.
     """
 
@@ -79,7 +78,6 @@ class RawOperator:
         formula: Kernel,
         fake: Kernel,
         check_values: Kernel | None = None,
-        kernel: Kernel | None = None,
         cpu: Kernel | None = None,
     ) -> None:
         self.name = schema.partition("(")[0]
@@ -99,9 +97,9 @@ class RawOperator:
         self._types = [(one.name, *_TYPES[str(one.type)]) for one in arguments]
         self._written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
         self.is_mutable = any(self._written)
-        self._kernel = self._checked(without_autocast(kernel or formula))
+        self._kernel = self._checked(self.formula)
         # Autocast does not affect any of the PyTorch kernels that cpu calls.
-        self._cpu = cpu or without_autocast(kernel or formula)
+        self._cpu = cpu or self.formula
         _library.impl(self.name, self._from_dispatcher(self._kernel), "CompositeExplicitAutograd")
         if cpu is not None:
             _library.impl(self.name, self._from_dispatcher(self._checked(self._cpu)), "CPU")
@@ -167,13 +165,13 @@ class RawOperator:
 
     def _with_derivatives(self, run: Kernel) -> EagerOrCompiled:
         function = raw_function(self.name, run, self.formula, self._vmap_formula)
-        return EagerOrCompiled(function, self._checked(self.formula), run)
+        return EagerOrCompiled(function, self._kernel, run)
 
     def fall_back(self, reason: str, *args: Any) -> Any:
         """Compute a call of :meth:`run` with PyTorch, for this reason."""
         log_call(self.name, Implementation.FALLBACK, lambda: reason)
         _extension.check_queue(self.name)
-        return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
+        return self._kernel(*args)
 
     def _launch(self, *args: Any) -> Any:
         """Call the extension's own entry, which takes less time than the dispatcher; Dynamo cannot trace it."""
