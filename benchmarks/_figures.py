@@ -7,8 +7,6 @@ import os
 import re
 from pathlib import Path
 
-from torch_aclnn_ops.optim.sharded import replacing
-
 _END = "<!-- end of figures -->"
 
 
@@ -17,8 +15,7 @@ def write_between(page: Path, title: str, text: str) -> None:
     folder = os.open(page.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # other processes may write other sections
-        with replacing(page, "t") as file:
-            file.write(put_between(page.read_text(), title, text))
+        page.write_text(put_between(page.read_text(), title, text))
     finally:
         os.close(folder)
 

@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from torch_aclnn_ops import _cpu_extension
-from torch_aclnn_ops.optim.sharded import replacing
 
 import torch
 
@@ -88,7 +87,7 @@ def write(path: Path, rows: Sequence[Row], threads: int) -> None:
     """Write a benchmark's rows in place of its last ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     extra = dict.fromkeys(column for row in rows for column in row if column not in MEASUREMENT)
-    with replacing(path, "t", newline="") as file:
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*MEASUREMENT, *extra, *MACHINE])
         writer.writeheader()
         for row in rows:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 
 from torch_aclnn_ops import _cpu_extension, ops
-from torch_aclnn_ops.optim.sharded import replacing
 
 import host_npu
 import torch
@@ -106,7 +105,7 @@ def main() -> None:
     for row in rows(CASES, npu):
         report_cells(row)
         found.append(row)
-    with replacing(FILE, "t", newline="") as file:
+    with FILE.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]))
         writer.writeheader()
         writer.writerows(found)

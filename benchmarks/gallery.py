@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_aclnn_ops.optim.sharded import replacing
-
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -82,8 +80,7 @@ def _make_logarithmic(axes: Axes, sizes: Sequence[int]) -> None:
 
 def write_small(picture: Image.Image, path: Path) -> None:
     """Write a PNG with a palette, which takes a third of the bytes."""
-    with replacing(path) as file:
-        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
+    picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, format="png", optimize=True)
 
 
 def main() -> int:

@@ -148,7 +148,7 @@ class ShardedModel:
         error: BaseException | None = failure
         if error is None and (contents or not self._groups):
             try:
-                with replacing(path) as file:
+                with _replacing(path) as file:
                     torch.save(contents, file)
             except BaseException as caught:
                 error = caught
@@ -178,34 +178,20 @@ def _full_tensor(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str], mode: str = "b", **options: Any) -> Iterator[IO[Any]]:
-    """Open a temporary file that atomically replaces ``path`` when the block exits, with default permissions.
+def _replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a file that atomically replaces ``path`` when the block exits, with default permissions.
 
     The target of a symbolic link is replaced, and the link is kept. Device nodes and FIFOs are written to directly. A
     killed process leaves its temporary file, ``.NAME.`` and 32 hexadecimal digits, next to the target.
-
-    Args:
-        path: The file to replace; it is unchanged after an exception.
-        mode: ``"b"`` for bytes or ``"t"`` for text.
-        **options: Further arguments of ``open``.
-
-    Raises:
-        OSError: The file cannot be written. Libraries such as ``torch.save`` raise errors of their own.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, replacing(f"{folder}/name", "t") as file:
-        ...     file.write("contents")
-        8
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        with open(path, f"w{mode}", **options) as file:
+        with open(path, "wb") as file:
             yield file
         return
     temporary = target.with_name(f".{target.name[:50]}.{uuid.uuid4().hex}")  # at most 255 bytes
     try:
-        with open(temporary, f"w{mode}", **options) as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
