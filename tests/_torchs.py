@@ -1,4 +1,4 @@
-"""What the drop-ins are compared with: torch's own functions and modules, or references where torch has none.
+"""What the drop-ins are compared with: torch's own functions, or references where torch has none.
 
 ``linear_cross_entropy`` is in torch since 2.13. Its reference is what torch's documentation says that it stands for.
 Older versions of ``mse_loss`` fail in the backward pass where the dtypes differ; the reference does what newer ones do.
@@ -54,48 +54,6 @@ def _linear_cross_entropy(
     )
 
 
-class LinearCrossEntropyLoss(torch.nn.Module):
-    """The reference of the module, whose state dict and description are torch 2.13's."""
-
-    def __init__(
-        self,
-        in_features,
-        num_classes,
-        *,
-        out_features=(),
-        bias=False,
-        device=None,
-        dtype=None,
-        reduction="mean",
-        weight=None,
-        ignore_index=None,
-        label_smoothing=0.0,
-        options=None,
-    ):
-        super().__init__()
-        self.register_buffer("weight", weight)
-        outputs = num_classes * math.prod(out_features)
-        self.linear = torch.nn.Linear(in_features, outputs, bias=bias, device=device, dtype=dtype)
-        self.shape = (num_classes, *out_features)
-        self.options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-
-    def forward(self, input, target):
-        bias = None if self.linear.bias is None else self.linear.bias.reshape(self.shape)
-        head = self.linear.weight.reshape(*self.shape, -1)
-        return _linear_cross_entropy(input, head, target, linear_bias=bias, weight=self.weight, **self.options)
-
-    def extra_repr(self):
-        facts = {
-            "in_features": self.linear.in_features,
-            "num_classes": self.shape[0],
-            "out_features": self.shape[1:],
-            "bias": self.linear.bias is not None,
-            **self.options,
-            "options": None,
-        }
-        return ", ".join(f"{name}={fact}" for name, fact in facts.items())
-
-
 @functools.wraps(torch.nn.functional.mse_loss)
 def _mse_loss(input, target, *args, **options):
     floats = input.is_floating_point() and target.is_floating_point()
@@ -125,8 +83,6 @@ def signature(function):
 
 
 functional = SimpleNamespace(**vars(torch.nn.functional))
-nn = SimpleNamespace(**vars(torch.nn))
 if not HAS_LINEAR_CROSS_ENTROPY:
     functional.linear_cross_entropy = _linear_cross_entropy
-    nn.LinearCrossEntropyLoss = LinearCrossEntropyLoss
 functional.mse_loss = _mse_loss

@@ -78,7 +78,10 @@ HEAD = torch.linspace(1, 2, 12).reshape(4, 3)
 TARGET = torch.tensor([1, 3])
 
 
-@pytest.mark.skipif(not torchs.HAS_LINEAR_CROSS_ENTROPY, reason="torch has a linear_cross_entropy since 2.13")
+needs_torchs = pytest.mark.skipif(not torchs.HAS_LINEAR_CROSS_ENTROPY, reason="torch has it since 2.13")
+
+
+@needs_torchs
 @pytest.mark.parametrize(
     "change",
     [
@@ -128,8 +131,9 @@ def test_options_raise_if_torch_has_no_options_class(monkeypatch):
         functional.linear_cross_entropy(INPUT, HEAD, TARGET, options=object())
 
 
+@needs_torchs
 def test_the_fallback_base_module_has_torchs_constructor_state_and_representation():
-    bases = (public._LinearCrossEntropyLoss, torchs.nn.LinearCrossEntropyLoss)
+    bases = (public._LinearCrossEntropyLoss, torch.nn.LinearCrossEntropyLoss)
     options = {"out_features": (2,), "bias": True, "weight": torch.ones(5), "label_smoothing": 0.1}
     mine, theirs = (base(3, 5, **options) for base in bases)
     assert repr(mine).partition("(")[2] == repr(theirs).partition("(")[2]
