@@ -41,11 +41,12 @@ def test_a_batched_constant_without_a_tangent_equals_a_loop(name):
     torch.testing.assert_close(batched, torch.stack(looped))
 
 
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batched"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_batched_constant_with_a_tangent_raises(name):
-    hidden, constants = torch.randn(5, 4, dtype=F64), torch.randn(3, 5, 4, dtype=F64)
+def test_a_constant_with_a_tangent_raises(name, batch):
+    loss, constants = partial(CASES[name], torch.randn(5, 4, dtype=F64)), torch.randn(*batch, 5, 4, dtype=F64)
     with pytest.raises(RuntimeError, match=f"{name}: .* a tangent"):
-        _tangent(vmap(partial(CASES[name], hidden)), constants)
+        _tangent(vmap(loss) if batch else loss, constants)
 
 
 COMPILED = {
