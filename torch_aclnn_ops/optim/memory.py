@@ -89,33 +89,25 @@ def check_formats(groups: _Groups, states: Mapping[Tensor, Any], flatten: bool) 
 
 def check_no_shared_memory(groups: _Groups) -> None:
     """Raise if the memory of two parameters overlaps; interleaved parameters do not."""
-    shared = _first_shared(_named(groups))
-    if shared is not None:
-        first, second = shared
-        raise ValueError(
-            f"FusedEmaAdam: {first} and {second} share memory, so that the update of one would overwrite that of the"
-            " other; to tie weights, register one Parameter in both modules (b.weight = a.weight), not its data"
-            " (b.weight.data = a.weight.data)"
-        )
+    _check_disjoint(
+        _named(groups),
+        "to tie weights, register one Parameter in both modules (b.weight = a.weight), not its data (b.weight.data ="
+        " a.weight.data)",
+    )
 
 
 def check_no_shared_states(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
     """Raise if the memory of a state overlaps that of another one, or of a parameter."""
-    shared = _first_shared(
+    named = (
         (value, f"{name} of {of}")
         for param, of in _named(groups)
         for name, value in {"the data": param, **states.get(param, {})}.items()
         if name in ("the data", *TENSOR_STATES)
     )
-    if shared is not None:
-        raise ValueError(
-            f"FusedEmaAdam: {shared[0]} and {shared[1]} share memory, so that the update of one would overwrite that of"
-            " the other; load or assign clones"
-        )
+    _check_disjoint(named, "load or assign clones")
 
 
-def _first_shared(named: Iterable[tuple[Tensor, str]]) -> tuple[str, str] | None:
-    """Return the names of two tensors whose memory overlaps, or ``None``."""
+def _check_disjoint(named: Iterable[tuple[Tensor, str]], cure: str) -> None:
     tensors, names = [], []
     for one, name in named:
         tensor = local(one)
@@ -123,10 +115,12 @@ def _first_shared(named: Iterable[tuple[Tensor, str]]) -> tuple[str, str] | None
             tensors.append(tensor)
             names.append(name)
     shared = first_overlap(tensors)
-    if shared is None:
-        return None
-    first, second = sorted(shared)
-    return names[first], names[second]
+    if shared is not None:
+        first, second = (names[i] for i in sorted(shared))
+        raise ValueError(
+            f"FusedEmaAdam: {first} and {second} share memory, so that the update of one would overwrite that of the"
+            f" other; {cure}"
+        )
 
 
 def _named(groups: _Groups) -> Iterator[tuple[Tensor, str]]:
