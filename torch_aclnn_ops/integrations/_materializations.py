@@ -54,29 +54,21 @@ class Materializations:
         """Record an operation that materializes logits."""
         if self.operation is None and not self.losses:
             self.operation = operation
-            if not self.is_seen and not self.is_told:
-                self.is_told = True
-                warnings.warn(
-                    f"patch_model: {operation} materializes the logits of all tokens, so this loss saves no memory;"
-                    f" {CURE}",
-                    stacklevel=2,
-                )
+            if not self.is_seen:
+                self._tell(f"{operation} materializes")
 
     def watch(self, logits: Tensor, operation: str) -> None:
         """Warn if the gradient of a loss passes materialized logits, as of a term beside a loss without logits."""
-
-        def on_gradient(gradients: Any) -> None:
-            if not self.is_told:
-                self.is_told = True
-                warnings.warn(
-                    f"patch_model: the gradient of a loss passes {operation} of the logits of all tokens, so this loss"
-                    f" saves no memory; {CURE}",
-                    stacklevel=2,
-                )
-
         # Not a hook of the tensor, of which pickle warns.
         if logits.grad_fn is not None and not self.is_told:
-            logits.grad_fn.register_prehook(on_gradient)
+            logits.grad_fn.register_prehook(lambda _: self._tell(f"the gradient of a loss passes {operation} of"))
+
+    def _tell(self, what: str) -> None:
+        if not self.is_told:
+            self.is_told = True
+            warnings.warn(
+                f"patch_model: {what} the logits of all tokens, so this loss saves no memory; {CURE}", stacklevel=3
+            )
 
 
 def warn_of_reason(model: nn.Module, record: Materializations, is_fused_by_trl: bool) -> None:
