@@ -109,8 +109,9 @@ def test_an_assigned_gradient_is_copied_and_replaced_by_the_view():
     assert views[1].tolist() == [2.0] * 3 and given.tolist() == [1.0] * 6
 
 
+@pytest.mark.parametrize("first_step", [0, 1], ids=["one step count", "two step counts"])
 @pytest.mark.parametrize("exchanged", ["gradients", "data of gradients", "data", "states"])
-def test_parameters_of_a_buffer_may_exchange(exchanged):
+def test_parameters_of_a_buffer_may_exchange(exchanged, first_step):
     runs = []
     for flatten in (True, False):
         generator = torch.Generator().manual_seed(0)
@@ -120,6 +121,8 @@ def test_parameters_of_a_buffer_may_exchange(exchanged):
             for weight in weights:
                 grad = torch.randn(64, generator=generator)
                 weight.grad = weight.grad.copy_(grad) if step == 3 else grad
+            if step < first_step:
+                second.grad = None
             state = optimizer.state
             if step == 3 and exchanged == "gradients":
                 first.grad, second.grad = second.grad, first.grad

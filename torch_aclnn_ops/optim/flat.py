@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import MutableMapping, Sequence
-from operator import ne
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._cpu_extension import have_grads, holds, placement
@@ -154,8 +153,7 @@ class FlatBuffer:
                 views = self._views(self.grads)
                 for i in _moved(self._grad_views, views):
                     self._grad_views[i] = views[i]
-            for run in runs:
-                self._take_grads(run)
+            self._take_grads()
         if self._cached.are_params_modified():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
@@ -191,28 +189,15 @@ class FlatBuffer:
         tensors = (masters, grads, *moments, states["ema_params"], self.steps[members], weights)
         return Run(members, TensorLists(*([one] for one in tensors)))
 
-    def _take_grads(self, run: Run) -> None:
-        """Copy the gradients of a run into the buffer, and replace them by its views."""
-        members = range(run.members.start, run.members.stop)
-        fresh = [i for i in members if self.params[i].grad is not self._grad_views[i]]
-        grads = [_kept(self.params[i].grad, self.grads) for i in fresh]  # type: ignore[arg-type]
-        if len(fresh) == len(members) and not any(map(ne, map(Tensor.stride, grads), self._strides[run.members])):
-            self._concatenate(run, grads)
-        elif fresh:
+    def _take_grads(self) -> None:
+        """Copy assigned gradients into the buffer, and replace them by its views."""
+        pairs = enumerate(zip(self.params, self._grad_views, strict=True))
+        fresh = [i for i, (param, view) in pairs if param.grad is not None and param.grad is not view]
+        if fresh:
+            grads = [_kept(self.params[i].grad, self.grads) for i in fresh]  # type: ignore[arg-type]
             foreach_copy_([self._grad_views[i] for i in fresh], grads)
         for i in fresh:
             self.params[i].grad = self._grad_views[i]
-
-    def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
-        """Copy the gradients of a full run with a single launch."""
-        parts: list[Tensor] = []
-        end = self._begins[run.members.start]
-        for begin, grad in zip(self._begins[run.members], grads, strict=True):
-            if begin > end:
-                parts.append(grad.new_zeros(begin - end))
-            parts.append(grad.as_strided((grad.numel(),), (1,)))
-            end = begin + grad.numel()
-        torch.cat(parts, out=run.tensors.grads[0])
 
     def without_grad(self) -> TensorLists:
         """Return the parameters without a gradient that have a state."""
