@@ -64,6 +64,9 @@ def _initial() -> int:
 
 
 _times_disabled = _initial()
+HOW_TO_ENABLE = (
+    "torch_aclnn_ops is disabled; unset TORCH_ACLNN_DISABLED, leave the block of disabled(), or call its stop()"
+)
 
 
 def is_disabled() -> bool:
@@ -74,11 +77,6 @@ def is_disabled() -> bool:
 def why_disabled() -> str | None:
     """Return the reason for reports if the package is disabled, else ``None``."""
     return "torch_aclnn_ops is disabled" if is_disabled() else None
-
-
-def how_to_enable() -> str:
-    """Return that the package is disabled, and what enables it."""
-    return "torch_aclnn_ops is disabled; unset TORCH_ACLNN_DISABLED, leave the block of disabled(), or call its stop()"
 
 
 def disabled() -> "Disabled":

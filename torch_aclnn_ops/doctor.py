@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, functional, ops
 from torch_aclnn_ops._checks import DROP_INS
 from torch_aclnn_ops._installation import ON_THE_HOST_NPU, Finding, findings, has_npu_or_cann, is_simulated
-from torch_aclnn_ops._switch import how_to_enable, is_disabled
+from torch_aclnn_ops._switch import HOW_TO_ENABLE, is_disabled
 from torch_aclnn_ops._version import __version__
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -205,7 +205,7 @@ def _described(rows: Sequence[Finding]) -> str:
 def _verdict(rows: Sequence[Finding]) -> Iterator[str]:
     """Yield what can be used: whether the package is disabled, a line for the CPU, and one for the NPU."""
     if is_disabled():
-        yield how_to_enable()
+        yield HOW_TO_ENABLE
     yield f"CPU: ready, {'with' if _cpu_extension.why_unavailable() is None else 'without'} compiled CPU kernels"
     if broken := [row.what for row in rows if row.is_broken]:
         yield f"NPU: not ready, see the remedy of {' and '.join(broken)}"
@@ -276,7 +276,7 @@ def _check(device: str, as_json: bool) -> int:
         )
         return 2
     if is_disabled():
-        print(how_to_enable(), file=sys.stderr)
+        print(HOW_TO_ENABLE, file=sys.stderr)
     outcomes = []
     for outcome in check(device):
         outcomes.append(outcome)

@@ -36,7 +36,7 @@ class Layer(NamedTuple):
         linear = self.linear
         if is_parametrized(linear) or is_plain(linear.weight):
             # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
-            _check_whole(linear, self.weight)
+            check_whole(linear, self.weight)
             return function(self.input, self.weight, self.bias)
         if modules_sharded_with(linear) > 1:
             raise RuntimeError(
@@ -45,16 +45,12 @@ class Layer(NamedTuple):
             )
 
         def of_unsharded(linear: nn.Linear, input: Tensor) -> Tensor:
-            _check_whole(linear, linear.weight)
+            check_whole(linear, linear.weight)
             return function(input, linear.weight, linear.bias)
 
         # FSDP2 shards this layer on its own, and all-gathers its weights in its forward pass.
         result: Tensor = linear(self.input, function=of_unsharded)
         return result
-
-    def check_whole(self) -> None:
-        """Raise if the weight of the forward pass is sharded."""
-        _check_whole(self.linear, self.weight)
 
     def check_versions(self) -> None:
         """Raise if the input or the weights were modified after the forward pass, or it is DDP's that needs the loss.
@@ -145,7 +141,8 @@ def strided_rows(input: Tensor, sizes: list[int], row_strides: list[int], offset
     return flat.view(-1).as_strided((*sizes, features), (*strides, 1), first + offset * features)
 
 
-def _check_whole(linear: nn.Linear, weight: Tensor) -> None:
+def check_whole(linear: nn.Linear, weight: Tensor) -> None:
+    """Raise if a layer's weight is sharded."""
     is_whole = is_plain(weight) and weight.shape == (linear.out_features, linear.in_features)
     has_no_storage = torch.compiler.is_compiling() or in_functorch_transform()
     if is_whole and (has_no_storage or weight.untyped_storage().nbytes() > 0):

@@ -9,7 +9,7 @@ from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, recomp
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._tensors import accumulation_dtype, is_autocast_on, is_plain, widen
 from torch_aclnn_ops._torch_compat.private import version_of
-from torch_aclnn_ops.integrations._head_layers import Layer, Vector, strided_rows
+from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, strided_rows
 from torch_aclnn_ops.ops._tiling import Sizes, tile_rows
 
 import torch
@@ -205,7 +205,7 @@ class LogitSum:
 
             return first.apply(loss_of)
         for layer in self.layers:
-            layer.check_whole()
+            check_whole(layer.linear, layer.weight)
         is_traced = torch.compiler.is_compiling() or in_functorch_transform()
         is_frozen = not all(layer.weight.requires_grad for layer in self.layers)
         if is_frozen and not is_traced:

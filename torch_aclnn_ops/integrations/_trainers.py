@@ -92,4 +92,4 @@ class StepReport:
         if self._is_open:
             self._is_open = False
             self.report.__exit__()
-            _logger.info("%d training steps:\n%s", self._steps - max(self._left, 0), self.report)
+            _logger.info("%d training steps:\n%s", self._steps - self._left, self.report)
