@@ -21,7 +21,7 @@ in_jit_trace: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-def
 
 
 class _LinearCrossEntropyLoss(Module):
-    """Fallback for torch's module with the same constructor, parameters and representation."""
+    """Fallback for torch's module, with its constructor, parameters and representation; a call checks the values."""
 
     def __init__(
         self,
@@ -38,14 +38,6 @@ class _LinearCrossEntropyLoss(Module):
         label_smoothing: float = 0.0,
         options: None = None,
     ) -> None:
-        if weight is not None and weight.shape != (num_classes,):
-            raise RuntimeError(
-                f"LinearCrossEntropyLoss: weight must have shape {[num_classes]}, but its shape is {list(weight.shape)}"
-            )
-        if not 0 <= label_smoothing <= 1:
-            raise RuntimeError(
-                f"LinearCrossEntropyLoss: label_smoothing must be from 0 to 1, but it is {label_smoothing}"
-            )
         super().__init__()
         self.reduction = reduction
         self.register_buffer("weight", weight)
