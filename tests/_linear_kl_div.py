@@ -46,7 +46,6 @@ def some_classes(log_probs, number):
 TEACHERS = {
     "head": lambda head, _: dict(zip(("teacher_input", "teacher_weight", "teacher_bias"), head, strict=True)),
     "log-probabilities": lambda _, log_probs: {"teacher_log_probs": log_probs},
-    "probabilities": lambda _, log_probs: {"teacher_probs": log_probs.exp()},
     "all classes as some": lambda _, log_probs: {"teacher_top_k": some_classes(log_probs, CLASSES)},
     "some classes": lambda _, log_probs: {"teacher_top_k": some_classes(log_probs, 4)},
 }
@@ -58,12 +57,12 @@ def teacher(kind="head", head=None, temperature=1.0, **made):
     return TEACHERS[kind](head, log_probabilities(*head, temperature))
 
 
-def loss_of(of_student, divergence="forward_kl", given=None, **options):
+def loss_of(of_student, divergence="forward_kl", given=None, function=F.linear_kl_div, **options):
     """Return the loss of a student and of a teacher's arguments, by default of its head."""
     input, weight, bias = of_student
     given = teacher() if given is None else given
     options = {"linear_bias": bias, "divergence": divergence, **DIVERGENCES[divergence], **options}
-    return F.linear_kl_div(input, weight, **given, **options)
+    return function(input, weight, **given, **options)
 
 
 def gradients(loss, of_student):
@@ -91,29 +90,55 @@ def divergence_of(of_student, of_teacher, divergence, beta=0.5):
     return beta * kl(of_teacher, mixture) + (1 - beta) * kl(of_student, mixture)
 
 
-def composed(of_student, of_teacher, divergence, temperature=1.0, hard_weight=0.0, **options):
-    """Return the loss and its gradients by torch's functions, in the dtype of the arguments."""
-    log_probs = [log_probabilities(*head, temperature) for head in (of_student, of_teacher)]
-    losses = divergence_of(*log_probs, divergence, **DIVERGENCES[divergence])
+def composed(
+    input,
+    linear_weight,
+    teacher_input=None,
+    teacher_weight=None,
+    *,
+    linear_bias=None,
+    teacher_bias=None,
+    teacher_log_probs=None,
+    teacher_probs=None,
+    teacher_top_k=None,
+    divergence="forward_kl",
+    beta=0.5,
+    temperature=1.0,
+    target=None,
+    hard_weight=0.0,
+    token_weight=None,
+    reduction="mean",
+    chunk_size=None,
+):
+    """Return the loss by torch's functions, of 16-bit heads in float32."""
+    logits = theirs.linear(input, linear_weight, linear_bias)
+    logits = logits.float() if logits.dtype.itemsize == 2 else logits
+    of_student = (logits / temperature).log_softmax(-1)
+    if teacher_input is not None:
+        of_teacher = log_probabilities(teacher_input, teacher_weight, teacher_bias, temperature)
+    elif teacher_top_k is not None:
+        indices, of_teacher = teacher_top_k
+        of_student, of_teacher = _with_the_others_as_one(of_student, indices.long(), of_teacher)
+    else:
+        of_teacher = teacher_log_probs if teacher_probs is None else teacher_probs.log()
+    losses = divergence_of(of_student, of_teacher.to(of_student.dtype), divergence, beta)
     if hard_weight:
-        hard = theirs.cross_entropy(theirs.linear(*of_student), options["target"], reduction="none")
-        losses = losses + hard_weight * hard
-    loss = _reduced(losses, **options)
-    return [loss, *gradients(loss, of_student)]
-
-
-def truth(of_student, of_teacher, divergence, **options):
-    """Return the composed loss and its gradients in float64."""
-    wide = [one.detach().double().requires_grad_() for one in of_student]
-    return composed(wide, [one.double() for one in of_teacher], divergence, **options)
-
-
-def _reduced(losses, reduction="mean", target=None, token_weight=None):
+        losses = losses + hard_weight * theirs.cross_entropy(logits, target, reduction="none")
     counts = torch.ones_like(losses) if target is None else (target != -100).to(losses.dtype)
     if token_weight is not None:
         counts = counts * token_weight
     losses = losses * counts
     return {"none": lambda: losses, "sum": losses.sum, "mean": lambda: losses.sum() / counts.sum()}[reduction]()
+
+
+def _with_the_others_as_one(of_student, indices, of_teacher):
+    """Return log-probabilities of some classes and of all others, if there are others."""
+    others = of_student.scatter(-1, indices, -math.inf).logsumexp(-1, True)
+    of_some = of_student.gather(-1, indices)
+    if indices.shape[-1] == of_student.shape[-1]:
+        return of_some, of_teacher
+    rest = torch.log1p(-of_teacher.exp().sum(-1, True))
+    return torch.cat([of_some, others], -1), torch.cat([of_teacher, rest], -1)
 
 
 REDUCED = {

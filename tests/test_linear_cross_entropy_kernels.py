@@ -47,24 +47,32 @@ def _tensors(dtype=torch.float64, trained=(True, True)):
     return input, head, make.index(C, N)
 
 
-@pytest.mark.parametrize(
-    ("trained", "reduction", "products"),
-    [
-        ((True, True), "mean", 3),
-        ((True, True), "none", 4),
-        ((True, False), "sum", 2),
-        ((False, True), "mean", 2),
-        ((False, True), "none", 3),
-        ((False, False), "mean", 1),
-    ],
-)
-def test_no_matrix_product_is_computed_for_a_frozen_argument_or_twice_for_a_scalar_loss(trained, reduction, products):
+def _divergence(input, head, target, **options):
+    return ours.linear_kl_div(input, head, input.detach(), head.detach().flip(0), target=target, **options)
+
+
+# What is trained, the reduction, and the products of a cross entropy and of a divergence, which has the teacher's.
+PRODUCTS = [
+    ((True, True), "mean", 3, 4),
+    ((True, True), "none", 4, 6),
+    ((True, False), "sum", 2, 3),
+    ((False, True), "mean", 2, 3),
+    ((False, True), "none", 3, 5),
+    ((False, False), "mean", 1, 2),
+]
+
+
+@pytest.mark.parametrize("loss", [ours.linear_cross_entropy, _divergence])
+@pytest.mark.parametrize(("trained", "reduction", "of_cross_entropy", "of_divergence"), PRODUCTS)
+def test_no_matrix_product_is_computed_for_a_frozen_argument_or_twice_for_a_scalar_loss(
+    loss, trained, reduction, of_cross_entropy, of_divergence
+):
     input, head, target = _tensors(trained=trained)
     with _Products(N * H * C) as mode:
-        loss = ours.linear_cross_entropy(input, head, target, reduction=reduction).sum()
-        if loss.requires_grad:
-            loss.backward()
-    assert mode.number == products
+        value = loss(input, head, target, reduction=reduction).sum()
+        if value.requires_grad:
+            value.backward()
+    assert mode.number == (of_divergence if loss is _divergence else of_cross_entropy)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -93,10 +101,6 @@ def test_a_gradient_is_unchanged_after_one_with_create_graph():
     with_graph = torch.autograd.grad(loss, (input, head), create_graph=True)
     assert all(gradient.requires_grad for gradient in with_graph)
     torch.testing.assert_close(torch.autograd.grad(loss, (input, head)), with_graph)
-
-
-def _divergence(input, head, target):
-    return ours.linear_kl_div(input, head, input.detach(), head.detach().flip(0), target=target)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
