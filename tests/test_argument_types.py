@@ -1,16 +1,18 @@
 """Wrong arguments of losses on a head and other drop-ins: the error names the argument and what it accepts."""
 
 import math
+import re
 
 import torch_aclnn_ops
-from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import functional as ours
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 
 from tests._raw_operator import NO_TENSORS
+from tests.test_linear_cross_entropy import calls
 
 _ROWS, _HEAD, _INDICES, _VALUES = torch.rand(8, 4), torch.rand(11, 4), torch.arange(8), torch.rand(3)
 
@@ -45,6 +47,110 @@ def test_a_non_tensor_raises_with_the_arguments_name(argument, described):
 def test_a_wrong_type_of_another_drop_in_raises_with_the_arguments_name(call, sentence):
     with pytest.raises(TypeError, match=f"^{sentence}$"):
         call()
+
+
+_SOFT, _UNSHIFTED = torch.full((2, 3, 6), 0.1), "be 0 unless target has the class indices of sequences, but it"
+_POSITIONS = {"input": torch.rand(5, 2), "linear_weight": torch.rand(6, 3, 2), "target": torch.zeros(5, 3).long()}
+_LEFT = "not be given with arguments that are left to torch's function: tensor subclasses, sparse tensors and heads of"
+
+
+class _Traced:
+    """What ``torch.fx.symbolic_trace`` has in place of tensors."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return cls()
+
+    def flatten(self, *_):
+        return self
+
+
+# What is wrong with an input of shape (2, 3, 2) and 6 classes, and what the first argument must.
+WRONG = [
+    ({"linear_bias": torch.ones(6).double()}, RuntimeError, "have dtype torch.float32, as input"),
+    ({"weight": torch.ones(6).double()}, RuntimeError, "have dtype torch.float32, but it has torch.f"),
+    ({"linear_bias": torch.ones(6, device="meta")}, RuntimeError, "be on cpu, as input is, but "),
+    ({"softcap": 0}, ValueError, "be positive and finite, but it is 0"),
+    ({"softcap": "high"}, TypeError, "be None or a number, but it is 'high'"),
+    ({"temperature": -1.0}, ValueError, "be positive and finite, but it is -1.0"),
+    ({"temperature": None}, TypeError, "be a number, but it is None"),
+    ({"temperature": torch.ones(2)}, TypeError, r"be a number, but it is a tensor of shape \[2\]"),
+    ({"softcap": np.ones(2)}, TypeError, r"be None or a number, but it is array"),
+    ({"chunk_size": 0}, ValueError, "be at least 1, but it is 0"),
+    ({"chunk_size": True}, TypeError, 'be "auto" or an int, but it is True'),
+    ({"options": {}}, TypeError, "(be None or a LinearCrossEntropyOptions, but it is )?{}"),
+    ({"zero_if_all_ignored": "no"}, TypeError, "be a bool, but it is 'no'"),
+    ({"chunk_size": np.ones(2)}, TypeError, 'be "auto" or an int, but it is array'),
+    ({"lse_square_scale": -1e-4}, ValueError, "be at least 0 and finite, but it is -0.0001"),
+    ({"outputs": "entropy"}, TypeError, "be a tuple of names, but it is 'entropy'"),
+    ({"outputs": ("logits",)}, ValueError, "be among log_probabilities, .*, but one is 'logits'"),
+    ({"max_memory": 10}, ValueError, "be at least 24 bytes for these arguments, but it is 10"),
+    ({"max_memory": 1.5}, TypeError, "be None or an int, but it is 1.5"),
+    ({"chunk_size": 4, "max_memory": 99}, ValueError, "not both be given"),
+    ({"token_weight": torch.ones(4)}, ValueError, r"have the shape of class indices, \[2, 3\], but"),
+    ({"token_weight": torch.ones(2, 3).long()}, TypeError, "have a floating-point dtype, but it"),
+    ({"shift": 1.0}, TypeError, "be a bool or an int, but it is 1.0"),
+    ({"shift": -1}, ValueError, "be at least 0 and at most the 3 labels of a sequence, .* it is -1"),
+    ({"shift": 4}, ValueError, "be at least 0 and at most the 3 labels of a sequence, .* it is 4"),
+    ({"input": torch.ones(2, 3, 2, dtype=torch.int64)}, RuntimeError, "have a floating-point dtype, .*torch.int64"),
+    ({"linear_weight": torch.ones(6, 3)}, RuntimeError, r"have shape \(C, 2\), but it has shape \[6, 3\]"),
+    ({"linear_weight": torch.ones(6, 2, 2)}, RuntimeError, r"have shape \(C, 2\), but it has shape \[6, 2, 2\]"),
+    ({"linear_weight": torch.ones(2)}, RuntimeError, r"have shape \(C, 2\), but it has shape \[2\]"),
+    ({"linear_weight": torch.ones(0, 2)}, RuntimeError, "have at least one class, but it has shape"),
+    ({"linear_weight": torch.ones(6, 2).double()}, RuntimeError, "have dtype torch.float32, as input has, but .*64"),
+    ({"linear_weight": torch.ones(6, 2, device="meta")}, RuntimeError, "be on cpu, as input is, but it is on meta"),
+    ({"target": torch.zeros(6, dtype=torch.int64)}, ValueError, r"have shape \[2, 3\] or .*, but it has shape \[6\]"),
+    ({"target": torch.zeros(2, 3)}, RuntimeError, "have dtype torch.int64 or torch.uint8, .* has torch.float32"),
+    ({"target": torch.zeros(2, 3).int()}, RuntimeError, "have dtype torch.int64 or torch.uint8, .* has torch.int32"),
+    ({"target": torch.zeros(2, 3, device="meta").long()}, RuntimeError, "be on cpu, as input is, but it is on meta"),
+    ({"target": torch.zeros(2, 3, 6).long()}, RuntimeError, "have a floating-point dtype, .*, but it has torch.int64"),
+    ({"linear_bias": torch.ones(7)}, RuntimeError, r"have shape \[6\], but it has shape \[7\]"),
+    ({"weight": torch.ones(7)}, RuntimeError, r"have shape \[6\], but it has shape \[7\]"),
+    ({"weight": torch.ones(6).requires_grad_()}, RuntimeError, "not require grad with class indices as target"),
+    ({"label_smoothing": 1.5}, RuntimeError, "be a number from 0 to 1, but it is 1.5"),
+    ({"label_smoothing": "0.1"}, TypeError, "be a number from 0 to 1, but it is '0.1'"),
+    ({"label_smoothing": np.ones(2)}, TypeError, "be a number from 0 to 1, but it is .*array"),
+    ({"ignore_index": 1.5}, TypeError, "be None or an int, but it is 1.5"),
+    ({"ignore_index": np.ones(2)}, TypeError, "be None or an int, but it is .*array"),
+    ({"ignore_index": 1, "target": _SOFT}, RuntimeError, "be None with probabilities as target"),
+    *(
+        ({"outputs": (name,), "target": _SOFT}, ValueError, f"not have {name} with probabilities")
+        for name in ("log_probabilities", "token_accuracy")
+    ),
+    ({"shift": True, "target": _SOFT}, ValueError, _UNSHIFTED),
+    ({"shift": True, **_POSITIONS}, ValueError, _UNSHIFTED),
+    *(
+        ({"target": other, "shift": True}, TypeError, "be a Tensor if shift is given, but")
+        for other in (None, _Traced())
+    ),
+    ({"softcap": 2.0, "linear_weight": torch.ones(6, 2).to_sparse()}, TypeError, _LEFT),
+    ({"token_weight": torch.ones(2), **_POSITIONS}, TypeError, _LEFT),
+    (
+        {"linear_weight": torch.ones(6, 2), "input": torch.ones(2, 3, 6)},
+        RuntimeError,
+        ".*; pass hidden states, not logits, as input, and linear_weight with shape",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "sentence"), WRONG, ids=[sentence for *_, sentence in WRONG])
+def test_a_wrong_argument_of_a_cross_entropy_is_named(wrong, error, sentence):
+    arguments = {"input": torch.ones(2, 3, 2), "linear_weight": torch.ones(6, 2), "target": torch.zeros(2, 3).long()}
+    ours.linear_cross_entropy(**arguments)
+    named = f"{next(iter(wrong))}( and max_memory)?(=| must )"  # torch before 2.13 has no options
+    with pytest.raises(error, match=f"^linear_cross_entropy: {named}{sentence}"):
+        ours.linear_cross_entropy(**{**arguments, **wrong})
+
+
+@given(call=calls(batches=[(2, 3), (1, 2, 2)], positions=[()]))
+def test_every_error_of_a_batched_call_names_one_argument(call):
+    input, head, target, options, _ = call
+    try:
+        ours.linear_cross_entropy(input, head, target, **options)
+    except IndexError:
+        pass  # a target that is no class, in torch's words
+    except (TypeError, ValueError, RuntimeError) as error:
+        assert re.match("linear_cross_entropy: [a-z_]+ must ", str(error)), error
 
 
 @pytest.mark.parametrize("reduction", [None, 3, ["mean"], np.ones(2), "average", torch.ones(2)], ids=repr)
@@ -145,4 +251,4 @@ REFUSALS = [
 @pytest.mark.parametrize(("arguments", "error", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
 def test_what_is_wrong_is_refused_with_a_sentence(arguments, error, message):
     with pytest.raises(error, match=f"^linear_kl_div: {message}"):
-        F.linear_kl_div(**arguments)
+        ours.linear_kl_div(**arguments)

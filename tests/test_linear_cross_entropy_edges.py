@@ -11,8 +11,6 @@ from functorch.compile import aot_function, nop
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from tests import _torchs as torchs
-
 
 def _tensors(dtype=torch.float32, rows=6):
     torch.manual_seed(0)
@@ -103,32 +101,6 @@ def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_eve
     torch.testing.assert_close(pushed, expected[2].float().sum(), rtol=2e-2, atol=2e-2)
     gradient = torch.autograd.grad(call(input, head, weight), head, create_graph=True)[0]
     assert torch.autograd.grad(gradient.float().square().sum(), input)[0].isfinite().all()
-
-
-# Beside what test_linear_cross_entropy_features.py has.
-_LEFT = (
-    "must not be given with arguments that are left to torch's function: tensor subclasses, sparse tensors and heads"
-    " of shape (C, d_1, ..., d_K, H)"
-)
-_LOGITS = (
-    "linear_weight must have shape (C, 5), but it has shape [5, 4]; pass hidden states, not logits, as input, and"
-    " linear_weight with shape (C, H)"
-)
-_WRONG = [
-    ({"linear_weight": torch.ones(5, 4).to_sparse(), "softcap": 2.0}, TypeError, f"softcap {_LEFT}"),
-    ({"linear_weight": torch.ones(5, 2, 4), "token_weight": torch.ones(3)}, TypeError, f"token_weight {_LEFT}"),
-    ({"input": torch.ones(3, 5)}, RuntimeError, _LOGITS),
-]
-
-
-@pytest.mark.parametrize(("wrong", "exception", "sentence"), _WRONG, ids=["sparse", "positions", "logits"])
-def test_arguments_that_do_not_match_are_refused_with_their_names(wrong, exception, sentence):
-    arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "target": torch.arange(3), **wrong}
-    with pytest.raises(exception, match=f"^linear_cross_entropy: {re.escape(sentence)}$"):
-        ours.linear_cross_entropy(**arguments)
-    if _LEFT not in sentence and torchs.HAS_LINEAR_CROSS_ENTROPY:
-        with pytest.raises(exception):
-            torchs.functional.linear_cross_entropy(**arguments)
 
 
 @pytest.mark.parametrize("target", [[0, 1, -100], [0, 1, 2]], ids=["a row is ignored", "no row is ignored"])
