@@ -116,15 +116,6 @@ def test_a_checkpoint_has_the_model_with_averaged_weights(trained):
     assert not torch.equal(averaged["lm_head.weight"], weights["lm_head.weight"])
 
 
-def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(trained):
-    resumed = make_trainer(trained.args.output_dir)
-    resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
-    assert resumed.losses == trained.losses[3:]
-    expected = trained.optimizer.optimizer.ema_state_dict(trained.model)
-    found = resumed.optimizer.optimizer.ema_state_dict(resumed.model)
-    assert all(torch.equal(found[name], one) for name, one in expected.items())
-
-
 def test_training_that_resumes_without_the_averages_is_warned_of(tmp_path):
     make_trainer(tmp_path, max_steps=2, save_steps=2, save_only_model=True).train()
     resumed = make_trainer(tmp_path, max_steps=3)
@@ -173,17 +164,6 @@ def test_another_argument_than_a_trainer_raises_with_the_line_to_write(given, fo
     sentence = f"but it is {found}; call trainer.add_callback(EmaCallback(trainer)) after"
     with pytest.raises(TypeError, match=f"^EmaCallback: trainer must be a transformers.Trainer, {re.escape(sentence)}"):
         EmaCallback(*given)
-
-
-def test_the_best_model_has_the_averages_that_were_evaluated(tmp_path):
-    # By this measure the first evaluation is the best, so that the last averages are others.
-    options = {"metric_for_best_model": "loss", "greater_is_better": True}
-    trainer = train(tmp_path, load_best_model_at_end=True, save_steps=2, **options)
-    assert trainer.state.best_global_step < STEPS
-    folder = f"{trainer.state.best_model_checkpoint}/ema"
-    expected = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    assert all(torch.equal(expected[name], weight) for name, weight in trainer.model.state_dict().items())
-    assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
 
 
 def test_the_averages_are_in_the_checkpoints_of_a_hyperparameter_search(tmp_path):
@@ -267,25 +247,24 @@ def test_a_patched_model_does_not_warn_while_the_package_is_disabled():
         patch_model(make().train())(**batch()).loss.backward()
 
 
-STEPS_OF_ADAPTERS = 4
-CONFIGS = {
-    "LoRA": lambda: peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
-    "LoRA and the head": lambda: peft.LoraConfig(
-        r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
-    ),
-    "prompts": lambda: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+HALF = 2
+ADAPTERS = {
+    "LoRA": {"r": 2, "target_modules": ["q_proj"]},
+    "LoRA and the head": {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "prompts": {"num_virtual_tokens": 3},
 }
-each_kind = pytest.mark.parametrize("kind", CONFIGS)
-
-
-def adapted(kind):
-    torch.manual_seed(0)
-    return peft.get_peft_model(make(), CONFIGS[kind]())
+each_adapter = pytest.mark.parametrize("kind", ADAPTERS)
+each_kind = pytest.mark.parametrize("kind", ["the model", *ADAPTERS])
 
 
 def trainer_of(kind, folder, **arguments):
-    steps = {"max_steps": STEPS_OF_ADAPTERS, "save_steps": STEPS_OF_ADAPTERS // 2, "eval_strategy": "no"}
-    return make_trainer(folder, adapted(kind), **{**steps, **arguments})
+    torch.manual_seed(0)
+    model = make()
+    if kind in ADAPTERS:
+        config = peft.PromptTuningConfig if kind == "prompts" else peft.LoraConfig
+        model = peft.get_peft_model(model, config(**ADAPTERS[kind], task_type="CAUSAL_LM"))
+    steps = {"max_steps": 2 * HALF, "save_steps": HALF, "eval_strategy": "no"}
+    return make_trainer(folder, model, **{**steps, **arguments})
 
 
 def weights_of(model):
@@ -298,21 +277,21 @@ def assert_same(found, expected):
 
 
 @each_kind
-def test_training_resumes_with_the_trained_adapter(kind, tmp_path):
+def test_training_resumes_from_a_checkpoint_with_the_same_losses_weights_and_averages(kind, tmp_path):
     whole, resumed = trainer_of(kind, tmp_path), trainer_of(kind, tmp_path)
     whole.train()
-    resumed.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-{STEPS_OF_ADAPTERS // 2}")
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-{HALF}")
+    assert resumed.losses == whole.losses[HALF:]
     assert_same(weights_of(resumed.model), weights_of(whole.model))
     states = (one.optimizer.optimizer.state.values() for one in (resumed, whole))
-    averages = ([state["ema_params"] for state in each] for each in states)
-    torch.testing.assert_close(*averages, rtol=0, atol=0)
+    assert_same(*([state["ema_params"] for state in each] for each in states))
 
 
-@each_kind
+@each_adapter
 def test_a_checkpoint_has_the_adapter_with_ema_weights(kind, tmp_path):
     trainer = trainer_of(kind, tmp_path)
     trainer.train()
-    saved = load_file(f"{tmp_path}/checkpoint-{STEPS_OF_ADAPTERS}/ema/adapter/adapter_model.safetensors")
+    saved = load_file(f"{tmp_path}/checkpoint-{2 * HALF}/ema/adapter/adapter_model.safetensors")
     weights = peft.get_peft_model_state_dict(trainer.model)
     assert any(not torch.equal(one, weights[name]) for name, one in saved.items())
     with trainer.optimizer.optimizer.swap_ema_params():
@@ -320,8 +299,11 @@ def test_a_checkpoint_has_the_adapter_with_ema_weights(kind, tmp_path):
 
 
 @each_kind
-def test_the_best_model_has_the_adapter_that_was_evaluated(kind, tmp_path):
-    options = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": STEPS_OF_ADAPTERS // 2}
-    trainer = trainer_of(kind, tmp_path, **options)
+def test_the_best_model_has_the_averages_that_were_evaluated(kind, tmp_path):
+    # By this measure the first evaluation is the best, so that the last averages are others.
+    measure = {"metric_for_best_model": "loss", "greater_is_better": kind != "prompts"}
+    evaluated = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": HALF}
+    trainer = trainer_of(kind, tmp_path, **measure, **evaluated)
     trainer.train()
+    assert trainer.state.best_global_step == HALF
     assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, rel=1e-6)
