@@ -125,7 +125,8 @@ class _Kernel:
         if factors is None:
             return losses, None
         gradient = logits.sub_(log_sums.unsqueeze(1)).exp_()
-        gradient.scatter_add_(1, columns, -is_here.to(gradient.dtype))
+        # Not a cast, which torch_npu makes float32 of a mask.
+        gradient.scatter_add_(1, columns, gradient.new_zeros(columns.shape).masked_fill_(is_here, -1))
         return losses, gradient.mul_((weight * temperature) * factors.unsqueeze(1))
 
     def _compare(
