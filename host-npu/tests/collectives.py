@@ -122,37 +122,33 @@ class Call:
         result = reduce(_OPERATIONS[self.drawn.op], (each.to(wide) for each in tensors)).to(self.drawn.dtype)
         return result / len(tensors) if self.drawn.op == "AVG" else result
 
-    def do(self, work: Any) -> None:
-        """Take note of what has been started."""
-        self.works.append(work)
-
 
 def _all_reduce(call: Call) -> Results:
     tensor = call.mine()
-    call.do(dist.all_reduce(tensor, call.op, **call.options))
+    call.works.append(dist.all_reduce(tensor, call.op, **call.options))
     return [(tensor, call.combined())]
 
 
 def _reduce(call: Call) -> Results:
     tensor = call.mine()
-    call.do(dist.reduce(tensor, call.root, call.op, **call.options))
+    call.works.append(dist.reduce(tensor, call.root, call.op, **call.options))
     return [(tensor, call.combined())] if call.is_root else []
 
 
 def _reduce_scatter(call: Call) -> Results:
     inputs, output = [call.mine(rank) for rank in call.ranks], call.room(call.receives[0])
-    call.do(dist.reduce_scatter(output, inputs, call.op, **call.options))
+    call.works.append(dist.reduce_scatter(output, inputs, call.op, **call.options))
     return [(output, call.combined(call.rank))]
 
 
 def _reduce_scatter_tensor(call: Call) -> Results:
     input, output = _joined(call), call.room(call.receives[0])
     if call.drawn.name == "reduce_scatter_tensor":
-        call.do(dist.reduce_scatter_tensor(output, input, call.op, **call.options))
+        call.works.append(dist.reduce_scatter_tensor(output, input, call.op, **call.options))
     else:
         from torch_npu.distributed import reduce_scatter_tensor_uneven
 
-        call.do(reduce_scatter_tensor_uneven(output, input, call.sends, call.op, **call.options))
+        call.works.append(reduce_scatter_tensor_uneven(output, input, call.sends, call.op, **call.options))
     return [(output, call.combined(call.rank))]
 
 
@@ -163,24 +159,24 @@ def _joined(call: Call) -> Tensor:
 
 def _broadcast(call: Call) -> Results:
     tensor = call.mine()
-    call.do(dist.broadcast(tensor, call.root, **call.options))
+    call.works.append(dist.broadcast(tensor, call.root, **call.options))
     return [(tensor, call.data(call.drawn.root))]
 
 
 def _all_gather(call: Call) -> Results:
     outputs = [call.room(count) for count in call.receives]
-    call.do(dist.all_gather(outputs, call.mine(), **call.options))
+    call.works.append(dist.all_gather(outputs, call.mine(), **call.options))
     return [(output, call.data(rank)) for rank, output in enumerate(outputs)]
 
 
 def _all_gather_into_tensor(call: Call) -> Results:
     output = call.room(sum(call.receives))
     if call.drawn.name == "all_gather_into_tensor":
-        call.do(dist.all_gather_into_tensor(output, call.mine(), **call.options))
+        call.works.append(dist.all_gather_into_tensor(output, call.mine(), **call.options))
     else:
         from torch_npu.distributed import all_gather_into_tensor_uneven
 
-        call.do(all_gather_into_tensor_uneven(output, call.mine(), call.receives, **call.options))
+        call.works.append(all_gather_into_tensor_uneven(output, call.mine(), call.receives, **call.options))
     return [(output, torch.cat([call.data(rank) for rank in call.ranks]))]
 
 
@@ -190,39 +186,39 @@ def _coalesced_all_gather(call: Call) -> Results:
     with dist._coalescing_manager(group=call.group, device=torch.device("npu"), async_ops=True) as manager:
         for part, output in enumerate(outputs):
             dist.all_gather_into_tensor(output, call.mine(part), group=call.group)
-    call.do(manager)
+    call.works.append(manager)
     return [(output, torch.cat([call.data(rank, part) for rank in call.ranks])) for part, output in enumerate(outputs)]
 
 
 def _gather(call: Call) -> Results:
     outputs = [call.room(count) for count in call.receives] if call.is_root else None
-    call.do(dist.gather(call.mine(), outputs, call.root, **call.options))
+    call.works.append(dist.gather(call.mine(), outputs, call.root, **call.options))
     return [(output, call.data(rank)) for rank, output in enumerate(outputs or [])]
 
 
 def _scatter(call: Call) -> Results:
     inputs = [call.mine(rank) for rank in call.ranks] if call.is_root else None
     output = call.room(call.receives[0])
-    call.do(dist.scatter(output, inputs, call.root, **call.options))
+    call.works.append(dist.scatter(output, inputs, call.root, **call.options))
     return [(output, call.data(call.drawn.root, call.rank))]
 
 
 def _all_to_all_single(call: Call) -> Results:
     input, output = _joined(call), call.room(sum(call.receives))
     if call.drawn.name == "all_to_all_single":
-        call.do(dist.all_to_all_single(output, input, **call.options))
+        call.works.append(dist.all_to_all_single(output, input, **call.options))
     elif call.drawn.name == "all_to_all_single, uneven":
-        call.do(dist.all_to_all_single(output, input, call.receives, call.sends, **call.options))
+        call.works.append(dist.all_to_all_single(output, input, call.receives, call.sends, **call.options))
     else:
         from torch_npu.distributed import all_to_all_vc
 
-        call.do(all_to_all_vc(output, input, torch.tensor(call.drawn.counts), **call.options))
+        call.works.append(all_to_all_vc(output, input, torch.tensor(call.drawn.counts), **call.options))
     return [(output, torch.cat([call.data(rank, call.rank) for rank in call.ranks]))]
 
 
 def _all_to_all(call: Call) -> Results:
     outputs = [call.room(count) for count in call.receives]
-    call.do(dist.all_to_all(outputs, [call.mine(rank) for rank in call.ranks], **call.options))
+    call.works.append(dist.all_to_all(outputs, [call.mine(rank) for rank in call.ranks], **call.options))
     return [(output, call.data(rank, call.rank)) for rank, output in enumerate(outputs)]
 
 
@@ -249,12 +245,12 @@ def _send_and_recv(call: Call) -> Results:
     peer, tensor, output = dist.get_global_rank(call.group, other), call.mine(), call.room(call.receives[other])
     steps = [lambda: dist.isend(tensor, peer, call.group), lambda: dist.irecv(output, peer, call.group)]
     for step in steps if call.is_root else reversed(steps):
-        call.do(step())
+        call.works.append(step())
     return [(output, call.data(other))]
 
 
 def _barrier(call: Call) -> Results:
-    call.do(dist.barrier(**call.options))
+    call.works.append(dist.barrier(**call.options))
     return []
 
 

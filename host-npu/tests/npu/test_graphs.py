@@ -1,5 +1,6 @@
 """Captured graphs on the host NPU: a replay computes what the captured calls would, and a capture computes nothing."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import host_npu
@@ -32,19 +33,11 @@ def ones(*shape: int, **options) -> Tensor:
 # What a capture leaves as it was.
 
 
-def _resized(x: Tensor) -> Tensor:
-    return torch.add(x, 1, out=torch.empty(0, device="npu"))
-
-
-def _squared(x: Tensor) -> Tensor:
-    return torch.mul(x, x, out=x)
-
-
 CALLS = {
     "a new result": lambda x: x * 2 + 1,
     "a result that has its memory": lambda x: torch.mul(x, 3, out=torch.empty_like(x)),
-    "a result that gets its size": _resized,
-    "a result that is every operand": lambda x: _squared(x + 1),
+    "a result that gets its size": lambda x: torch.add(x, 1, out=torch.empty(0, device="npu")),
+    "a result that is every operand": lambda x: torch.mul(y := x + 1, y, out=y),
     "a result that is a conjugate": lambda x: torch.complex(x, x).conj_physical_().imag,
     "counts of integers": lambda x: torch.histc(x.int(), 4, 0, 8),
     "several results": lambda x: torch.stack(x.topk(2).indices.to(x.dtype).split(1)),
@@ -81,7 +74,7 @@ IN_PLACE = {
     "a list of tensors": lambda x: torch._foreach_add_([x[:2], x[2:]], 1),
     "a fill": lambda x: x.zero_(),
     "a fill behind a mask": lambda x: x.__setitem__(x > 1, 0),
-    "an index": lambda x: x.__setitem__(torch.tensor([1, 3], device="npu") if x is None else slice(1, 3), 4),
+    "a slice": lambda x: x.__setitem__(slice(1, 3), 4),
     "a copy": lambda x: x.copy_(x.flip(0)),
     "a copy with gaps": lambda x: x.view(2, 2).copy_(x.view(2, 2).t().clone()),
     "a random number": lambda x: x.uniform_(),
@@ -266,13 +259,11 @@ RANDOM = {
     "multinomial": lambda x: torch.multinomial(x, 20),
     "a generator": lambda x: torch.rand(20, device="npu", generator=_generator()),
 }  # fmt: skip
-_GENERATORS: list[torch.Generator] = []
 
 
+@functools.cache
 def _generator() -> torch.Generator:
-    if not _GENERATORS:
-        _GENERATORS.append(torch.Generator("npu"))
-    return _GENERATORS[0]
+    return torch.Generator("npu")
 
 
 def _seed(value: int) -> None:
