@@ -1,5 +1,6 @@
 """Steps of FusedEmaAdam in captured graphs of an NPU, whose replays the host does not count."""
 
+import functools
 import os
 
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -129,8 +130,11 @@ def test_new_states_are_said_to_need_a_new_capture(flatten):
     training = Training(flatten)
     training.step()
     training.captured()
-    training.optimizer.load_state_dict(training.optimizer.state_dict())
-    with pytest.warns(UserWarning, match="graphs of earlier steps must be captured again"):
+    warned = functools.partial(pytest.warns, UserWarning, match="graphs of earlier steps must be captured again")
+    with warned() as warnings:
+        training.optimizer.load_state_dict(training.optimizer.state_dict())
+    assert warnings[0].filename == __file__
+    with warned():
         training.step()
 
 

@@ -219,7 +219,8 @@ class EmaOptimizer(Optimizer):
         So it does if torch's optimizer has loaded and saved ``ema_params``, which it does not update. A warning also
         says if averages of buffers are missing, which the functions of ``torch.distributed.checkpoint`` leave out.
         Unknown entries are kept. If both sides have ``param_names``, a state belongs to the parameter of that name;
-        else the order decides. As in PyTorch, tensors with the right dtype and device are not copied.
+        else the order decides. As in PyTorch, tensors with the right dtype and device are not copied. Captured steps
+        must be captured again, as a warning says: replays would go on with the earlier states.
 
         The load is atomic: after an exception or Ctrl-C the optimizer has its previous options and state, or all of the
         new ones.
@@ -243,6 +244,7 @@ class EmaOptimizer(Optimizer):
             self.__setstate__({**loaded, "_ema_buffers": buffers})
         warn_of_missing_ema_params(self)
         buffers.warn_of_missing(self.state)
+        self._captures.warn_of_new_states(stacklevel=4)
         for post_hook in post_hooks:
             post_hook(self)
 

@@ -228,11 +228,15 @@ class Captures:
                 "FusedEmaAdam.step: a captured step must not initialize states, because each replay would, too; call"
                 f" step() once before the capture, and after {_NEW_STATES}"
             )
+        self.warn_of_new_states(stacklevel=10)
+
+    def warn_of_new_states(self, stacklevel: int) -> None:
+        """Warn if graphs were captured, whose replays update the earlier states."""
         if self.has_captured:
             warnings.warn(
                 "FusedEmaAdam: graphs of earlier steps must be captured again, because the optimizer's states are new"
                 f" tensors after {_NEW_STATES}",
-                stacklevel=9,
+                stacklevel=stacklevel,
             )
 
 
