@@ -34,11 +34,11 @@ struct Rows {
     }
 
     // The rows `index` of a capacity, which are of these tokens.
-    Rows(const Tensor& index, const Tensor& tokens, const Tensor& probs) : tokens(tokens) {
-        TORCH_CHECK(probs.dim() == 2 && probs.size(1) > 0 && index.size(0) % probs.size(1) == 0, "probs has shape ",
-                    probs.sizes(), " for ", index.size(0), " rows, as many of each expert");
-        of_tokens = probs.size(0);
-        experts = probs.size(1);
+    Rows(const Tensor& index, const Tensor& tokens, const Tensor& map) : tokens(tokens) {
+        TORCH_CHECK(map.dim() == 2 && map.size(1) > 0 && index.size(0) % map.size(1) == 0, "a map has shape ",
+                    map.sizes(), " for ", index.size(0), " rows, as many of each expert");
+        of_tokens = map.size(0);
+        experts = map.size(1);
         places = index.div(std::max<std::int64_t>(index.size(0) / experts, 1), "trunc") * of_tokens + tokens;
     }
 
@@ -74,20 +74,26 @@ void map_permute(const AnyTensor& tokens, const IntegerTensor& map, const Option
 }
 const Formula<"aclnnMoeTokenPermuteWithRoutingMap", map_permute> permute_by_map;
 
-void map_permute_grad(const Tensor& dpermuted, const OptionalTensor& dprobs, const IntegerTensor& index,
-                      const IntegerTensor& map, std::int64_t, std::int64_t tokens, bool padded, const Out& dtokens,
-                      const OptionalOut& dprobs_out) {
-    const Rows rows(map, index.size(0), padded);
-    dtokens = sums_of_tokens(dpermuted, rows.tokens, tokens);
-    if (dprobs && dprobs_out) *dprobs_out = rows.in_map(*dprobs);
-}
-const Formula<"aclnnMoeTokenPermuteWithRoutingMapGrad", map_permute_grad> permute_by_map_backward;
-
 // Which token each row is one of: without a capacity `index` is the rows, token after token, with one the tokens.
 Tensor tokens_of_rows(const Tensor& index, const Tensor& order, std::int64_t tokens, bool padded) {
     if (padded) return index.index({order});
     return at::arange(index.size(0), index.options()).div(tokens == 0 ? 1 : index.size(0) / tokens, "trunc");
 }
+
+void map_permute_grad(const Tensor& dpermuted, const OptionalTensor& dprobs, const IntegerTensor& index,
+                      const IntegerTensor& map, std::int64_t, std::int64_t tokens, bool padded, const Out& dtokens,
+                      const OptionalOut& dprobs_out) {
+    require_shapes({{"permutedTokenOutputGrad", dpermuted.sizes(), "A *"}, {"sortedIndices", index.sizes(), "A"}});
+    require_indices("sortedIndices", index, padded ? tokens : index.numel());
+    const auto wide = index.to(at::kLong);
+    const auto order = padded ? stable_order(wide) : wide;
+    dtokens = sums_of_tokens(dpermuted.index({order}), tokens_of_rows(wide, order, tokens, padded), tokens);
+    if (!dprobs || !dprobs_out) return;
+    const auto rows =
+        padded ? Rows(at::arange(index.size(0), wide.options()), wide, map) : Rows(map, index.size(0), false);
+    *dprobs_out = rows.in_map(*dprobs);
+}
+const Formula<"aclnnMoeTokenPermuteWithRoutingMapGrad", map_permute_grad> permute_by_map_backward;
 
 // The rows `order`, of these tokens. Without a capacity, the first one of a token is that of its first expert.
 Rows rows_in_order(const OptionalIntegerTensor& map, const Tensor& probs, const Tensor& order, const Tensor& tokens,

@@ -26,6 +26,10 @@ def _pairs(map, padded):
     return found
 
 
+def _tokens_of_experts():
+    return torch.stack([torch.randperm(_TOKENS)[: _ROWS // _EXPERTS] for _ in range(_EXPERTS)]).flatten()
+
+
 _PADDED = pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
 
 
@@ -80,7 +84,7 @@ def test_probs_are_those_of_the_indices(padded):
     on_npu = [each.npu().requires_grad_() for each in (rows, probs)]
     reference = [each.double().requires_grad_() for each in (rows, probs)]
     if padded:
-        index = torch.stack([torch.randperm(_TOKENS)[: _ROWS // _EXPERTS] for _ in range(_EXPERTS)]).flatten()
+        index = _tokens_of_experts()
         of_token, order = index, torch.arange(_ROWS)
         of_expert = torch.arange(_EXPERTS).repeat_interleave(_ROWS // _EXPERTS)
     else:
@@ -107,3 +111,20 @@ def test_an_index_outside_of_the_rows_ends_the_operator():
             torch.randn(_ROWS, _SIZE).npu(), index.npu(), [_TOKENS, _SIZE]
         )
         torch.npu.synchronize()
+
+
+@_PADDED
+def test_gradients_go_to_the_tokens_of_the_indices(padded):
+    rows, map, of_probs = torch.randn(_ROWS, _SIZE), _map(), torch.randn(_ROWS)
+    of_token, of_expert = torch.tensor(_pairs(map, padded)).t()
+    if padded:
+        index = of_token = _tokens_of_experts()
+        order = torch.arange(_ROWS)
+    else:
+        index = order = torch.randperm(_ROWS)
+    tokens, probs = torch_npu.npu_moe_token_permute_with_routing_map_grad(
+        rows.npu(), of_probs.npu(), index.int().npu(), map.npu(), _EXPERTS, _TOKENS, padded
+    )
+    sums_of = of_token if padded else torch.arange(_ROWS) // _CHOICES
+    torch.testing.assert_close(tokens.cpu(), torch.zeros(_TOKENS, _SIZE).index_add(0, sums_of, rows[order]))
+    assert probs.cpu().equal(torch.zeros(_TOKENS, _EXPERTS).index_put((of_token, of_expert), of_probs))
