@@ -3,7 +3,7 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._tensors import DTYPES, is_dtensor, is_plain
@@ -20,7 +20,6 @@ from torch.amp.grad_scaler import OptState
 from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer
 
-_grad_of, _dtype_of, _layout_of = (attrgetter(name) for name in ("grad", "dtype", "layout"))
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
 
@@ -162,22 +161,10 @@ def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> 
     return schedule.decays_at(torch.stack([step.max().to(device) for step in steps]).max())
 
 
-def _are_usual(params: list[Tensor]) -> bool:
-    """Return whether all parameters have gradients that need no further check, in a few passes."""
-    grads = list(map(_grad_of, params))
-    return (
-        set(map(type, grads)) <= {Tensor}
-        and set(map(type, params)) <= {Parameter}
-        and set(map(_dtype_of, params)) <= set(DTYPES)
-        and all(map(is_, map(_dtype_of, grads), map(_dtype_of, params)))
-        and set(map(_layout_of, grads)) <= {torch.strided}
-    )
-
-
 def check_gradients(groups: list[dict[str, Any]], known: Collection[int]) -> None:
     """Raise for gradients that a step does not support, except of the ``known`` groups, by index."""
     for i, group in enumerate(groups):
-        if i in known or (not torch.compiler.is_compiling() and _are_usual(group["params"])):
+        if i in known:
             continue
         for j, param in enumerate(group["params"]):
             grad = param.grad
