@@ -73,10 +73,9 @@ def test_the_average_follows_its_schedule(options, decays, flatten):
 
 
 @each_schedule
-def test_decays_computed_on_a_device_equal_those_on_the_host(options, decays):
+def test_decays_computed_on_a_device_follow_the_schedule(options, decays):
     group = FusedEmaAdam([nn.Parameter(torch.ones(1))], ema_decay=0.6, **options).param_groups[0]
     _, schedule = options_of(group)
-    assert [schedule.decay_at(step) for step in range(1, 10)] == pytest.approx(decays, abs=1e-15)
     assert schedule.decays_at(torch.arange(1, 10)).tolist() == pytest.approx(decays, abs=1e-15)
 
 
