@@ -1,14 +1,17 @@
 """linear_kl_div, and the same as torch's functions compose it, with the logits of all rows."""
 
 import math
+from functools import partial
 
 from torch_aclnn_ops import functional as F
 
 import torch
+from torch import Tensor
 from torch.nn import functional as theirs
+from torch.utils._pytree import tree_map_only
 
 DIVERGENCES = {"forward_kl": {}, "reverse_kl": {}, "jensen_shannon": {"beta": 0.3}}
-ROWS, FEATURES, WIDTH, CLASSES = 11, 6, 9, 23
+ROWS, FEATURES, WIDTH, CLASSES = 11, 6, 9, 24
 TARGET = torch.arange(ROWS)
 TARGET[3] = TARGET[8] = -100
 
@@ -153,3 +156,44 @@ REDUCED = {
     "hard labels, none": {"target": TARGET, "hard_weight": 0.7, "reduction": "none"},
     "hard labels of all rows": {"target": TARGET.abs() % CLASSES, "hard_weight": 0.7},
 }
+
+
+def of_shard(vocabulary, divergence="reverse_kl", kind="head", options=REDUCED["mean"], **more):
+    """Return the loss and its gradients of a shard of the vocabulary, by the names of _vocab_parallel.py."""
+    here = vocabulary.classes
+    input, weight, bias = student(vocabulary.dtype, grad=False)
+    given = teacher(kind, dtype=vocabulary.dtype)
+    given |= {name: given[name][here] for name in ("teacher_weight", "teacher_bias") if name in given}
+    given |= {name: given[name][:, here] for name in ("teacher_log_probs",) if name in given}
+    tensors = (input, weight[here].clone(), bias[here].clone()), given, options
+    heads, given, options = tree_map_only(torch.Tensor, lambda one: one.to(vocabulary.device), tensors)
+    options = {"temperature": 2.0, "chunk_size": 4, **options, **vocabulary.options, **more}
+    found = results([one.requires_grad_() for one in heads], divergence, given, **options)
+    return dict(zip(("copy.loss", "copy.input", "shard.weight", "shard.bias"), map(Tensor.detach, found), strict=True))
+
+
+def without_sizes(vocabulary):
+    """Without vocab_sizes."""
+    vocabulary.options.pop("vocab_sizes", None)
+    return of_shard(vocabulary)
+
+
+def part_of_the_inputs_gradient(vocabulary):
+    """The input's gradient left as a part of the sum."""
+    found = of_shard(vocabulary, **({} if vocabulary.is_whole else {"reduce_input_grad": False}))
+    return {"part.input": found.pop("copy.input")} | found
+
+
+# A function of a vocabulary, how it is split, and the dtype.
+CASES = {
+    f"{divergence}, {kind}, {reduced}, {split}": (
+        partial(of_shard, divergence=divergence, kind=kind, options=REDUCED[reduced]),
+        split,
+        "float32" if reduced == "hard labels" else "float64",
+    )
+    for divergence in DIVERGENCES
+    for kind in ("head", "log-probabilities", "some classes")
+    for reduced in ("mean", "ignored rows, none", "hard labels", "token weights and ignored rows")
+    for split in (("uneven", "one class") if reduced in ("mean", "hard labels") else ("uneven",))
+}
+CASES |= {one.__name__: (one, "uneven", "float64") for one in (without_sizes, part_of_the_inputs_gradient)}

@@ -1,4 +1,4 @@
-"""Losses of a head that is spread over processes, for test_vocab_parallel.py.
+"""Losses on a head that is spread over processes, for test_vocab_parallel.py.
 
 A case returns tensors by name. A name begins with how the processes' tensors make the one of a single process: each has
 a ``copy`` or, but for rounding, something ``alike``, or a ``shard`` of its classes, or a ``part`` of a sum.
@@ -15,7 +15,9 @@ from host_npu.testing import results_of
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-ROWS, FEATURES, CLASSES = 11, 6, 24
+from tests import _linear_kl_div as divergences
+from tests._linear_kl_div import CLASSES, FEATURES, ROWS
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SOME_OUTPUTS = ("log_probabilities", "entropy", "z_loss", "predicted_tokens")
 OUTPUTS = (*SOME_OUTPUTS, "token_accuracy")
@@ -358,6 +360,7 @@ CASES |= {
     for split in SPLITS
 }
 CASES |= {f"{function.__name__}, uneven": (function, "uneven", "float64") for function in FUNCTIONS}
+CASES |= divergences.CASES
 CASES["float32 weights"] = (float32_weights, "uneven", "bfloat16")
 CASES["autocast"] = (autocast, "uneven", "bfloat16")
 

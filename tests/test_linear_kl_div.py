@@ -329,7 +329,7 @@ def test_a_label_out_of_range_is_refused_or_makes_its_row_nan_where_values_are_n
     for label in (-1, CLASSES):
         target[2] = label
         options = {"given": given, "target": target, "hard_weight": 0.7}
-        message = f"^linear_kl_div: target must have labels from 0 to 22, .* it has {label}$"
+        message = f"^linear_kl_div: target must have labels from 0 to 23, .* it has {label}$"
         with pytest.raises(IndexError, match=message):
             loss_of(student(), **options)
         assert compiled(student(), **options, reduction="none").isnan().nonzero().tolist() == [[2]]

@@ -1,4 +1,4 @@
-"""linear_kl_div with a vocabulary that is spread over two processes: the results of one process."""
+"""linear_kl_div with a vocabulary that is spread over two processes: what differs, compiled code, and DTensors."""
 
 import re
 from functools import partial
@@ -12,70 +12,12 @@ from host_npu.testing import results_of, run
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.utils._pytree import tree_map_only
 
-from tests._distributed import selected
-from tests._linear_kl_div import (
-    CLASSES,
-    DIVERGENCES,
-    FEATURES,
-    ROWS,
-    TARGET,
-    draw,
-    head_of_teacher,
-    results,
-    student,
-    teacher,
-)
+from tests._linear_kl_div import CLASSES, FEATURES, ROWS, TARGET, draw, head_of_teacher, student
 from tests._pages import blocks
 from tests._pages import run as run_block
 
-SPLITS = {"uneven": (5, CLASSES - 5), "one class": (CLASSES - 1, 1)}
-REDUCED = {
-    "mean": {"temperature": 2.0, "chunk_size": 4},
-    "none": {"reduction": "none", "target": TARGET, "chunk_size": 4},
-    "hard labels": {"temperature": 2.0, "chunk_size": 4, "target": TARGET, "hard_weight": 0.7},
-    "sum of weighted rows": {"reduction": "sum", "token_weight": draw(ROWS, seed=5).abs(), "target": TARGET},
-}
 GATHERED = 'full_tensor(grad_placements=[Partial("avg")])'
-TEACHERS = ("head", "log-probabilities", "some classes")
-
-
-def gradients(divergence, kind, options, split=None, device="cpu", dtype=torch.float64, **more):
-    """Return the loss and its gradients by input, weight and bias of this process; without a split of the whole."""
-    rank = dist.get_rank() if split else 0
-    sizes = SPLITS[split] if split else (CLASSES,)
-    here = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-    parallel = {"process_group": dist.group.WORLD, "vocab_sizes": sizes, **more} if split else {}
-    input, weight, bias = student(dtype, grad=False)
-    of_student = [one.to(device).requires_grad_() for one in (input, weight[here].clone(), bias[here].clone())]
-    given = teacher(kind, dtype=dtype)
-    given |= {name: given[name][here] for name in ("teacher_weight", "teacher_bias") if name in given}
-    given |= {name: given[name][:, here] for name in ("teacher_log_probs",) if name in given}
-    given, options = tree_map_only(torch.Tensor, lambda one: one.to(device), (given, options))
-    loss, *found = results(of_student, divergence, given, **options, **parallel)
-    return [loss.detach(), *found]
-
-
-CASES = {
-    f"{divergence}, {kind}, {reduced}, {split}": (divergence, kind, REDUCED[reduced], split)
-    for divergence in DIVERGENCES
-    for kind in TEACHERS
-    for reduced in REDUCED
-    for split in (SPLITS if reduced in ("mean", "hard labels") else ("uneven",))
-}
-
-
-def sizes_found_by_a_collective(device):
-    """Without vocab_sizes."""
-    return gradients("reverse_kl", "head", REDUCED["mean"], "uneven", device, vocab_sizes=None)
-
-
-def part_of_the_inputs_gradient(device):
-    """The input's gradient left as a part of the sum."""
-    loss, of_input, *of_head = gradients("forward_kl", "head", {}, "uneven", device, reduce_input_grad=False)
-    dist.all_reduce(of_input)
-    return [loss, of_input, *of_head]
 
 
 def half(number):
@@ -190,51 +132,19 @@ DIFFERENT = {
     "token_weight": ({"token_weight": torch.ones(ROWS)}, "whether token_weight is given"),
     "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored"),
 }
-OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
-OTHERS |= {one.__name__: one for one in (second_backward, compiled, whole_head, shard_with_a_group)}
-OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide)}
-OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
+CASES = {one.__name__: one for one in (second_backward, compiled, whole_head, shard_with_a_group)}
+CASES |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide)}
+CASES |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 
 
-def results_on_cpu(device, names):
-    """Run the cases of these names, and the others, as one of the processes."""
-    cases = [(name, partial(gradients, *CASES[name], device)) for name in names if name in CASES]
-    return results_of([*cases, *((name, partial(function, device)) for name, function in OTHERS.items())])
-
-
-def results_on_npu(device):
-    """Run what a device may do otherwise, in a dtype that it has."""
-    names = [name for name in CASES if "uneven" in name and ("none" in name or "mean" in name)]
-    return results_of((name, partial(gradients, *CASES[name], device, torch.float32)) for name in names)
+def results(device):
+    """Run all cases as one of the processes."""
+    return results_of((name, partial(function, device)) for name, function in CASES.items())
 
 
 @pytest.fixture(scope="module")
-def found(request):
-    return run(results_on_cpu, 2, selected(request, "name"), device="cpu")
-
-
-def check(of_ranks, name, dtype=torch.float64, **tolerances):
-    """Compare what the ranks have with what one process computes."""
-    assert not any(isinstance(one[name], str) for one in of_ranks), [one[name] for one in of_ranks]
-    divergence, teacher, options, _ = CASES.get(name, ("reverse_kl", "head", REDUCED["mean"], None))
-    loss, of_input, of_weight, of_bias = gradients(divergence, teacher, options, dtype=dtype)
-    for one in of_ranks:
-        assert torch.equal(one[name][0], of_ranks[0][name][0])
-        torch.testing.assert_close(one[name][:2], [loss, of_input], **tolerances)
-    heads = [torch.cat([one[name][place] for one in of_ranks]) for place in (2, 3)]
-    torch.testing.assert_close(heads, [of_weight, of_bias], **tolerances)
-
-
-@pytest.mark.parametrize("name", [*CASES, "sizes_found_by_a_collective"])
-@pytest.mark.every_nth_case(5)
-def test_the_results_of_one_process(found, name):
-    check(found, name)
-
-
-def test_the_parts_of_the_inputs_gradient_make_it(found):
-    loss, of_input, *_ = gradients("forward_kl", "head", {})
-    parts = [of_rank["part_of_the_inputs_gradient"][:2] for of_rank in found]
-    torch.testing.assert_close(parts, [[loss, of_input]] * 2)
+def found():
+    return run(results, 2)
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -284,11 +194,3 @@ def test_a_head_that_fsdp2_shards_has_torchs_loss_and_gradient_of_all_rows(found
     losses, gradients = zip(*(of_rank[name] for of_rank in found), strict=True)
     torch.testing.assert_close(sum(losses) / len(losses), expected.detach())
     torch.testing.assert_close(gradients, torch.autograd.grad(expected, weight) * 2)
-
-
-@pytest.mark.parametrize("backend", ["hccl", "gloo"])
-@pytest.mark.every_nth_case(2)
-def test_npus_that_share_a_vocabulary_give_the_results_of_one_cpu(backend):
-    of_ranks = run(results_on_npu, 2, device="npu", backend=backend)
-    for name in of_ranks[0]:
-        check(of_ranks, name, torch.float32, rtol=1e-4, atol=1e-5)
