@@ -37,6 +37,7 @@ CALLS = {
     "a softcap": (_cross_entropy, {"softcap": 30.0}),
     "the entropy": (_cross_entropy, {"outputs": ("entropy",), "softcap": 30.0}),
     "probabilities": (_of_probabilities, {"label_smoothing": 0.1}),
+    "a divergence of rows": (_divergence, {"reduction": "none"}),
     **{name: (_divergence, {"divergence": name}) for name in ("forward_kl", "reverse_kl", "jensen_shannon")},
 }
 
