@@ -26,6 +26,7 @@ from tests._linear_kl_div import (
     student,
     teacher,
 )
+from tests._modes import LargestOfAll
 
 N, H, W, C = 5, 2, 3, 6
 HEAD = ("teacher_input", "teacher_weight", "teacher_bias")
@@ -254,6 +255,16 @@ def test_max_memory_bounds_the_logits_and_too_little_is_refused_before_any_work(
     assert float(said.split(", ")[-1].removesuffix(" MB of buffers")) <= 0.5 and "chunks of" in said
     with pytest.raises(ValueError, match=r"^linear_kl_div: max_memory must be at least \d+ bytes .* it is 1000$"):
         F.linear_kl_div(input, weight, input, weight.detach(), max_memory=1000)
+
+
+def test_no_forward_or_first_backward_pass_holds_the_logits_of_all_rows():
+    rows, classes = 600, 500
+    input, weight = draw(rows, 4, dtype=torch.float32), draw(classes, 4, dtype=torch.float32).requires_grad_()
+    for reduction in ("mean", "none"):
+        with LargestOfAll() as mode:
+            loss = F.linear_kl_div(input, weight, input, weight.detach(), reduction=reduction, max_memory=100_000)
+            loss.sum().backward()
+        assert mode.elements < rows * classes / 4
 
 
 @pytest.mark.parametrize(("beta", "divergence"), [(0, "forward_kl"), (1.0, "reverse_kl")])
