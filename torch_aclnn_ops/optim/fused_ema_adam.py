@@ -80,7 +80,7 @@ class FusedEmaAdam(EmaOptimizer):
             largest step count of the optimizer.
         flatten: Keep weights, gradients and states of a group in one buffer each, for one launch per buffer on an NPU.
             Parameters and gradients become views of it in the first step; what you assign later is copied in. Other
-            tensors over the memory of a parameter do not follow it.
+            tensors over the memory of a parameter do not follow it, nor does a captured backward pass without the step.
         ema_buffers: A module whose floating-point buffers are averaged, too, such as the model with its batch norm.
             Each step that updates the EMA of a parameter updates their averages with the same decay, starting from the
             buffers in the first one; 16-bit buffers have averages in float32. All groups must have the same options
