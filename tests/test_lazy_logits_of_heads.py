@@ -106,24 +106,21 @@ def test_a_loss_of_what_has_changed_since_raises(what):
         cross_entropy(logits, LABELS)
 
 
-@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+TRANSFORMS = {
+    "grad": lambda loss, weight, hidden: torch.func.grad(loss)(weight, hidden),
+    "jvp": lambda loss, weight, hidden: torch.func.jvp(lambda one: loss(one, hidden), (weight,), (weight.cos(),))[1],
+    "vmap": lambda loss, weight, hidden: torch.vmap(torch.func.grad(loss), (None, 0))(
+        weight, torch.stack([hidden, 2 * hidden])
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transforms_of_a_patched_head_are_right(transform):
     def loss(head, weight, hidden):
         return cross_entropy(torch.func.functional_call(head, {"weight": weight}, (hidden,)), LABELS)
 
-    found = []
-    for head in _heads():
-        weight, hidden = head.weight.detach(), _hidden(5)
-        one = partial(loss, head)
-        if transform == "grad":
-            found.append(torch.func.grad(one)(weight, hidden))
-        elif transform == "jvp":
-            tangents = torch.ones_like(weight), torch.zeros_like(hidden)
-            found.append(torch.func.jvp(one, (weight, hidden), tangents)[1])
-        else:
-            several = torch.stack([hidden, 2 * hidden])
-            found.append(torch.vmap(torch.func.grad(one), (None, 0))(weight, several))
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*(transform(partial(loss, head), head.weight.detach(), _hidden(5)) for head in _heads()))
 
 
 class _Counted(nn.Module):
