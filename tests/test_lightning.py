@@ -131,27 +131,6 @@ def test_a_checkpoint_of_weights_alone_has_the_ema_weights_if_it_is_saved_inside
         assert equal(torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["state_dict"], expected)
 
 
-def test_training_of_a_compiled_layer_resumes_from_its_checkpoint(tmp_path):
-    def compiled():
-        model = Model()
-        model.layers[0] = torch.compile(model.layers[0], backend="eager")
-        return model
-
-    trainer, _ = trained(epochs=1, model=compiled())
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
-    resumed = fit(make_trainer(epochs=2), compiled(), ckpt_path=tmp_path / "one.ckpt")
-    assert equal(dict(resumed.named_parameters()), dict(fit(make_trainer(epochs=2), compiled()).named_parameters()))
-
-
-def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
-    whole_trainer, whole = trained(epochs=4)
-    trained(ModelCheckpoint(tmp_path, "model"), epochs=2)
-    trainer = make_trainer(epochs=4)
-    resumed = fit(trainer, Model(), ckpt_path=tmp_path / "model.ckpt")
-    assert resumed.losses == whole.losses[2 * BATCHES :]
-    assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
-
-
 class Normalized(Model):
     """Has batch norm, whose buffers are averaged."""
 
@@ -163,15 +142,30 @@ class Normalized(Model):
         return FusedEmaAdam(self.parameters(), lr=0.1, ema_decay=0.5, ema_buffers=self)
 
 
-def test_a_checkpoint_has_the_averages_of_buffers_and_training_resumes_from_the_buffers(tmp_path):
+def test_a_checkpoint_has_the_averages_of_buffers(tmp_path):
     trainer, model = trained(epochs=1, model=Normalized())
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     checkpoint = torch.load(tmp_path / "model.ckpt", weights_only=False)
     average = trainer.optimizers[0].ema_state_dict(model)["layers.0.running_mean"]
     assert torch.equal(checkpoint["state_dict"]["layers.0.running_mean"], average)
     assert not torch.equal(model.layers[0].running_mean, average)
-    resumed = fit(make_trainer(epochs=2), Normalized(), ckpt_path=tmp_path / "model.ckpt")
-    assert resumed.losses == fit(make_trainer(epochs=2), Normalized()).losses[BATCHES:]
+
+
+def _compiled():
+    model = Model()
+    model.layers[0] = torch.compile(model.layers[0], backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("make", [Model, _compiled, Normalized])
+def test_training_resumes_from_a_checkpoint_with_the_same_losses_weights_and_averages(make, tmp_path):
+    whole_trainer, whole = trained(model=make(), epochs=4)
+    trained(ModelCheckpoint(tmp_path, "model"), model=make(), epochs=2)
+    trainer = make_trainer(epochs=4)
+    resumed = fit(trainer, make(), ckpt_path=tmp_path / "model.ckpt")
+    assert resumed.losses == whole.losses[2 * BATCHES :]
+    assert equal(resumed.state_dict(), whole.state_dict())
+    assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
 
 
 class Migrated(Model):
