@@ -189,7 +189,7 @@ CASES = {
     f"{divergence}, {kind}, {reduced}, {split}": (
         partial(of_shard, divergence=divergence, kind=kind, options=REDUCED[reduced]),
         split,
-        "float32" if reduced == "hard labels" else "float64",
+        "float64",
     )
     for divergence in DIVERGENCES
     for kind in ("head", "log-probabilities", "some classes")

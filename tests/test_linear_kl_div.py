@@ -1,6 +1,7 @@
 """linear_kl_div: the divergence of a student's and a teacher's head, without the logits of all rows."""
 
 import math
+import statistics
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as F
@@ -141,6 +142,31 @@ def test_loss_and_gradients_are_those_of_torchs_composition(divergence, options,
     found = results(student(), divergence, temperature=temperature, **REDUCED[options], **CUTS[cut])
     expected = results(student(), divergence, function=composed, temperature=temperature, **REDUCED[options])
     torch.testing.assert_close(found, expected)
+
+
+def _error(found, expected):
+    found, expected = found.detach().double(), expected.detach()
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-3))
+
+
+@every_divergence
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("options", ["mean", "none", "token weights and ignored rows", "hard labels"])
+@pytest.mark.every_nth_case(4)
+def test_errors_are_those_of_torchs_composition_on_average(divergence, dtype, options):
+    ours, torchs = [], []
+    for seed in range(0, 4800, 100):
+        of_student, of_teacher = student(dtype, first_seed=seed), head_of_teacher(dtype, first_seed=seed + 10)
+        wide = [one.detach().double().requires_grad_() for one in of_student]
+        given = teacher(head=[one.double() for one in of_teacher])
+        expected = results(wide, divergence, given, function=composed, **REDUCED[options])
+        given = teacher(head=of_teacher)
+        for function, errors in ((F.linear_kl_div, ours), (composed, torchs)):
+            found = results(of_student, divergence, given, function=function, chunk_size=4, **REDUCED[options])
+            errors.append([_error(*pair) for pair in zip(found, expected, strict=True)])
+    for mine, theirs in zip(zip(*ours, strict=True), zip(*torchs, strict=True), strict=True):
+        rounding = torch.finfo(dtype).eps / 2  # of the result
+        assert statistics.mean(mine) <= 1.25 * statistics.mean(theirs) + rounding
 
 
 @every_divergence
