@@ -275,6 +275,18 @@ def test_the_teacher_may_have_another_dtype():
     torch.testing.assert_close(results(of_student, given=teacher(head=of_teacher)), expected)
 
 
+def test_autocast_rounds_both_heads_and_leaves_results_in_float32():
+    # Thirds, which bfloat16 does not have.
+    heads = [[one.detach() / 3 for one in head] for head in (student(torch.float32), head_of_teacher(torch.float32))]
+
+    def results_of(of_student, of_teacher):
+        return results([one.requires_grad_() for one in of_student], "reverse_kl", teacher(head=of_teacher))
+
+    expected = results_of(*([one.bfloat16() for one in head] for head in heads))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(results_of(*heads), [one.float() for one in expected])
+
+
 def test_max_memory_bounds_the_logits_and_too_little_is_refused_before_any_work():
     input, weight = draw(512, 8, dtype=torch.float32), draw(1000, 8, dtype=torch.float32).requires_grad_()
     said = torch_aclnn_ops.explain(F.linear_kl_div, input, weight, input, weight.detach(), max_memory=500_000)
