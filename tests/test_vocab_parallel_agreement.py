@@ -172,6 +172,15 @@ def _constant_head(rank, device, kind):
     return arguments.change(head=torch.full((half, FEATURES), weight), vocab_sizes=(half, half)).result()
 
 
+def _nearly_constant_head(rank, device, kind):
+    """Return the results of shards whose features have the same differences in 16 bits."""
+    arguments = Arguments(rank, device, kind, torch.bfloat16)
+    half = arguments.classes // 2
+    head = arguments.whole_head[half * rank : half * (rank + 1)] * 2.0**-12
+    head[:, 0] = 1
+    return arguments.change(head=head, vocab_sizes=(half, half)).result()
+
+
 def _fsdp2(rank, device, kind):
     """Return the results if every rank has different rows."""
     torch.manual_seed(0)
@@ -206,6 +215,7 @@ def results(device, kind):
     cases |= {f"head: {head}": partial(_fsdp2, rank, device, head) for head in HEADS}
     cases["agreeing"] = partial(_agreeing, rank, device, kind)
     cases["constant head"] = partial(_constant_head, rank, device, kind)
+    cases["nearly constant head"] = partial(_nearly_constant_head, rank, device, kind)
     return results_of(cases.items())
 
 
@@ -286,6 +296,11 @@ def test_replicated_rows_may_differ_by_rounding(found):
 def test_equal_shards_of_a_constant_head_are_not_refused(processes, found):
     for of_rank in found:
         assert of_rank["constant head"][0] == pytest.approx(math.log(sum(SIZES[processes[1]])))
+
+
+def test_different_shards_of_a_nearly_constant_head_are_not_refused(found):
+    for of_rank in found:
+        assert all(math.isfinite(value) for value in of_rank["nearly constant head"]), of_rank["nearly constant head"]
 
 
 @pytest.mark.parametrize("head", HEADS)

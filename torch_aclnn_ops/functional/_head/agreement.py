@@ -77,16 +77,16 @@ def summarize(
     # The bytes of a sum that depends on all targets and their order.
     of_target = [] if target is None else [target.detach().cumsum(0).sum().reshape(1).view(torch.uint8)]
     rows = input.detach()[:, :_FEATURES]
-    of_shard = [_some_of(shard.detach())] if are_comparable else []
+    of_shard = [_some_of(shard.detach(), dtype)] if are_comparable else []
     groups = of_target, [rows[:1].reshape(-1), rows[-1:].reshape(-1)], of_shard
     padded = [part for group in groups for part in (*group, zeros[sum(one.shape[0] for one in group) :])]
     return Summary([same, *padded], signs.unflatten(0, (2, 1, -1, 1)), factors)
 
 
-def _some_of(rows: Tensor) -> Tensor:
+def _some_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Return features of rows up to the last one, at the same distance, minus one of them: zeros of constant rows."""
     step = max((rows.shape[0] - 1) // (_PLACES - 1), 1)
-    features = rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES]
+    features = rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES].to(dtype)  # 16 bits round differences
     return (features - features[:1, :1]).reshape(-1)
 
 
