@@ -118,13 +118,18 @@ void split_rows(const Tensor& x, const AnyTensorList& weight, const IntegerTenso
     TORCH_CHECK(out.sizes() == at::IntArrayRef({x.size(0), columns}), "an output has shape ", out.sizes(),
                 " instead of ", at::IntArrayRef({x.size(0), columns}));
     const auto groups_count = static_cast<std::int64_t>(matrices.size());
-    const auto require_rows = [&](const char* name, const TensorList& tensors, bool has_rows) {
-        if (tensors.size() != 1 || !(has_rows || tensors[0].dim() == 2)) return;
+    const auto require_rows = [&](const char* name, const TensorList& tensors) {
+        if (tensors.size() != 1 || (groups_count == 1 && tensors[0].dim() == 1)) return;
         TORCH_CHECK(tensors[0].sizes() == at::IntArrayRef({groups_count, columns}), name, " has shape ",
                     tensors[0].sizes(), " instead of [", groups_count, ", ", columns, "], a row for each group");
     };
-    require_rows("bias", {options.bias.begin(), options.bias.end()}, groups_count > 1);
-    require_rows("scale", options.scale, false);
+    require_rows("bias", {options.bias.begin(), options.bias.end()});
+    // The Ascend950 also takes a number for each group.
+    const bool has_numbers = soc() == Soc::Ascend950 && options.scale.size() == 1 && options.scale[0].dim() == 1 &&
+                             options.scale[0].numel() == groups_count;
+    if (!has_numbers) require_rows("scale", options.scale);
+    require_rows("antiquant_scale", options.antiquant_scale);
+    require_rows("antiquant_offset", options.antiquant_offset);
     TORCH_CHECK(options.token_scale.empty() || options.token_scale[0].numel() == x.size(0), "per_token_scale has ",
                 options.token_scale.empty() ? 0 : options.token_scale[0].numel(), " elements instead of ", x.size(0),
                 ", one for each row of x");

@@ -182,6 +182,7 @@ def _rows(**dtypes: torch.dtype) -> dict[str, list[torch.Tensor]]:
 _INT8_OUT, _SCALES = {"output_dtype": torch.int8}, [_zeros(torch.float32, 8)]
 _SCALED = _rows(scale=torch.float32)
 _ANTIQUANT = _rows(antiquant_scale=torch.bfloat16, antiquant_offset=torch.half)
+_OF_ALL, _SCALED_BY_ALL = [_zeros(torch.half, 6)], {"scale": [_zeros(torch.float32, 6)], "output_dtype": torch.half}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,9 @@ _ANTIQUANT = _rows(antiquant_scale=torch.bfloat16, antiquant_offset=torch.half)
         (_HALF, torch.half, {"act_type": 1}, "act_type is 1; only products of int8 matrices have an activation"),
         (_HALF, torch.half, {"per_token_scale": _SCALES}, _OF_TOKENS),
         (_INT8, torch.int8, _SCALED | {"output_dtype": torch.float16, "per_token_scale": _SCALES * 2}, _OF_TOKENS),
-        (_HALF, torch.half, {"bias": [_zeros(torch.half, 6)]}, r"bias has shape \[6\] instead of \[3, 6\], a row for"),
+        (_HALF, torch.half, {"bias": _OF_ALL}, r"bias has shape \[6\] instead of \[3, 6\], a row for"),
+        (_INT8, torch.int8, _SCALED_BY_ALL, r"scale has shape \[6\] instead of \[3, 6\]"),
+        (_HALF, torch.int8, {"antiquant_scale": _OF_ALL, "antiquant_offset": _OF_ALL}, "antiquant_scale has shape"),
         (_HALF, torch.half, {"group_list": torch.tensor([3, 8])}, r"group_list of shape \[2\] does not fit 3 groups"),
         (_HALF, torch.half, {"act_type": 3}, "act types 0, 1, 2, 4 and 5 only"),
         (_HALF, torch.half, _rows(antiquant_scale=torch.half), "must be given for floats times int8"),

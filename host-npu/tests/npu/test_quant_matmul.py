@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_npu
 from tests._aclnn import phase_one
+from tests._process import error_of, on_npu
 from tests._values import assert_near, called
 
 _TOKENS, _INNER, _OUTER = 5, 32, 12
@@ -157,3 +158,15 @@ def _in_bits(x1, x2, dtype, offset):
     status, message, _ = phase_one("aclnnQuantMatmulV5", *arguments)
     assert status == 161002
     raise RuntimeError(message)
+
+
+def _groups_with_a_scale_each():
+    x, weight, scale = torch.ones(4, 8, dtype=torch.int8), torch.ones(2, 8, 3, dtype=torch.int8), torch.tensor([2.0, 3])
+    options = {"group_list": torch.tensor([1, 4]), "group_type": 0, "split_item": 3, "output_dtype": torch.half}
+    scales = {"scale": [scale], "per_token_scale": [torch.ones(4)]}
+    return called(torch_npu.npu_grouped_matmul, [x], [weight], **scales, **options)[0].tolist()
+
+
+def test_a_group_may_have_one_scale_on_the_ascend950():
+    assert on_npu(_groups_with_a_scale_each, HOST_NPU_SOC="Ascend950") == [[16.0] * 3] + [[24.0] * 3] * 3
+    assert "scale has shape [2] instead of [2, 3], a row for each group" in error_of(_groups_with_a_scale_each)
