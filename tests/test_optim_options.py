@@ -203,6 +203,7 @@ INVALID = {
     ),
     "no number": ({"eps": "1e-8"}, TypeError, "eps must be a number, but it is '1e-8'"),
     "nothing": ({"lr": None}, TypeError, "lr must be a number, but it is None"),
+    "eps True": ({"eps": True}, TypeError, "eps must be a number, but it is True"),
     "tensor betas": ({"betas": torch.ones(2).unbind()}, TypeError, "beta1 must be a number, but it is a tensor of"),
     **{
         f"{name} = 1": ({name: 1}, TypeError, f"{name} must be a bool, but it is 1")
