@@ -230,12 +230,13 @@ Inputs inputs_of_batch(const Inference& call, std::int64_t batch) {
     return {query, key, keys_of_batch(call.value, call, batch), call.heads_of_keys, std::nullopt};
 }
 
-// A batch's rows and 0 for those past its length.
-Tensor padded(const Tensor& x, std::int64_t rows) { return at::constant_pad_nd(x, {0, 0, 0, rows - x.size(2)}); }
-
-Tensor together(const std::vector<Tensor>& batches, std::int64_t rows, const Setting& at) {
+// The rows of all batches, with `value` in those past a batch's length.
+Tensor together(const std::vector<Tensor>& batches, std::int64_t rows, const Setting& at, double value = 0) {
     std::vector<Tensor> parts;
-    for (const auto& each : batches) parts.push_back(at.packed() ? in_layout(each, "TND") : padded(each, rows));
+    for (const auto& each : batches) {
+        const auto missing = rows - each.size(2);
+        parts.push_back(at.packed() ? in_layout(each, "TND") : at::constant_pad_nd(each, {0, 0, 0, missing}, value));
+    }
     return at::cat(parts);
 }
 
@@ -318,7 +319,7 @@ void infer(const Inference& given) {
     }
     const auto rows = call.query.size(call.layout == "BSH" || call.layout == "BSND" ? 1 : -2);
     call.out = in_layout_of_out(together(results, rows, call), call);
-    if (call.with_lse && call.lse) *call.lse = together(logs, rows, call);
+    if (call.with_lse && call.lse) *call.lse = together(logs, rows, call, std::numeric_limits<double>::infinity());
 }
 
 void infer_of_lists(const Inference& given) {

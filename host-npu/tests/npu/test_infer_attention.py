@@ -136,7 +136,7 @@ def test_what_is_past_the_lengths_is_left_out(operator, mode):
     mask = (
         _TRIANGLE if mode == 3 else torch.stack([torch.arange(_KEYS).expand(_QUERIES, -1) % 4 == at for at in (1, 2)])
     )
-    result, _ = operator(
+    result, lse = operator(
         *inputs,
         num_key_value_heads=2,
         atten_mask=mask,
@@ -148,9 +148,12 @@ def test_what_is_past_the_lengths_is_left_out(operator, mode):
     for batch, (queries, keys) in enumerate(lengths):
         query, key, value = (each[batch].double() for each in inputs)
         left_out = _causal(queries, keys) if mode == 3 else mask[batch, :queries, :keys]
-        expected, _ = _attention(query[:, :queries], key[:, :keys], value[:, :keys], left_out)
+        expected, statistic = _attention(query[:, :queries], key[:, :keys], value[:, :keys], left_out)
         assert_near(result[batch, :, :queries], expected)
         assert not result[batch, :, queries:].any()
+        if lse is not None:
+            assert_near(lse[batch, :, :queries], statistic)
+            assert lse[batch, :, queries:].isposinf().all()
 
 
 @_OF_MANY
