@@ -134,11 +134,18 @@ void bce_with_logits_grad(const Tensor& grad, const Tensor& x, const Tensor& tar
 }
 const Formula<"aclnnBinaryCrossEntropyWithLogitsBackward", bce_with_logits_grad> cross_entropy_of_logits_derivative;
 
+// A divergence has the mean of batches (3), too.
+double divisor_of_divergence(const Tensor& each, std::int64_t reduction) {
+    if (reduction == 3) return static_cast<double>(each.dim() == 0 ? 1 : each.size(0));
+    return divisor(each, reduction);
+}
+
 void kl_div_grad(const Tensor& grad, const Tensor& x, const Tensor& target, std::int64_t reduction, bool is_log,
                  const Out& out) {
-    const auto each = -(is_log ? target.exp() : target) * grad;
-    const auto inside = is_log ? each : each.masked_fill(target.le(0), 0);
-    out = (inside / divisor(inside, reduction)).expand_as(x);
+    const auto of_target = -(is_log ? target.exp() : target) * grad;
+    const auto inside = is_log ? of_target : of_target.masked_fill(target.le(0), 0);
+    const auto each = inside.expand(at::infer_size(inside.sizes(), x.sizes()));
+    out = (each / divisor_of_divergence(each, reduction)).sum_to_size(x.sizes());
 }
 const Formula<"aclnnKlDivBackward", kl_div_grad> divergence_derivative;
 
@@ -147,7 +154,7 @@ void kl_div_target_grad(const Tensor& grad, const Tensor& x, const Tensor& targe
     // t (log t - x), or exp(t) (t - x), and 0 where t is.
     const auto each = is_log ? target.exp() * (target - x + 1) : target.log() - x + 1;
     const auto inside = is_log ? each : each.masked_fill(target.eq(0), 0);
-    out = inside * grad / divisor(inside, reduction);
+    out = inside * grad / divisor_of_divergence(inside, reduction);
 }
 const Formula<"aclnnKlDivTargetBackward", kl_div_target_grad> divergence_derivative_of_target;
 

@@ -10,7 +10,7 @@ from tests._aclnn import DType, Ints, Scalar, call, phase_one
 from tests._values import moved
 
 _CUBE = ctypes.c_int8(0)
-_MEAN, _SUM = 1, 2
+_MEAN, _SUM, _BATCHMEAN = 1, 2, 3
 
 
 def _positive(*shape):
@@ -201,7 +201,7 @@ _REDUCTIONS = pytest.mark.parametrize("reduction", [_MEAN, _SUM], ids=["mean", "
 
 
 def _of_mode(reduction):
-    return {_MEAN: "mean", _SUM: "sum"}[reduction]
+    return {_MEAN: "mean", _SUM: "sum", _BATCHMEAN: "batchmean"}[reduction]
 
 
 @_REDUCTIONS
@@ -222,7 +222,7 @@ def test_binary_cross_entropy_of_logits_and_its_derivative(weighted, reduction):
     _close(derivative, wide.grad)
 
 
-@_REDUCTIONS
+@pytest.mark.parametrize("reduction", [_MEAN, _SUM, _BATCHMEAN], ids=_of_mode)
 @pytest.mark.parametrize("is_log", [False, True], ids=["probabilities", "logarithms"])
 def test_the_derivatives_of_the_divergence(is_log, reduction):
     x, target = torch.randn(3, 4).log_softmax(-1), torch.randn(3, 4).softmax(-1)
@@ -238,6 +238,16 @@ def test_the_derivatives_of_the_divergence(is_log, reduction):
     _close(outs[0], wide[0].grad)
     assert wide[1].grad[0, 0].isfinite() or not is_log
     _close(outs[1][1:], wide[1].grad[1:])
+
+
+@pytest.mark.parametrize("reduction", [_MEAN, _SUM, _BATCHMEAN], ids=_of_mode)
+@pytest.mark.parametrize("shapes", [((3, 4), (1, 4)), ((1, 4), (3, 4))], ids=["target", "input"])
+def test_the_divergence_is_of_what_both_broadcast_to(shapes, reduction):
+    x, target = torch.randn(shapes[0]).log_softmax(-1), torch.randn(shapes[1]).softmax(-1)
+    wide, out = x.double().requires_grad_(), torch.empty(shapes[0]).npu()
+    F.kl_div(wide.expand(3, 4), target.double().expand(3, 4), reduction=_of_mode(reduction)).backward()
+    call("aclnnKlDivBackward", torch.tensor(1.0).npu(), x.npu(), target.npu(), reduction, ctypes.c_bool(False), out)
+    _close(out, wide.grad)
 
 
 @_REDUCTIONS
