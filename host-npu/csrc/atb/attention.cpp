@@ -144,7 +144,8 @@ void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
     require_keys(inputs);
     TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, heads, " heads of queries do not share ", kv_heads,
                 " heads of keys");
-    for (const auto& sequence : sequences(inputs)) {
+    const auto all_sequences = sequences(inputs);
+    for (const auto& sequence : all_sequences) {
         if (places.table) {
             const auto &cache = inputs[1], &table = inputs.at(*places.table);
             TORCH_CHECK(cache.dim() >= 3 && cache.size(1) > 0 && table.dim() == 2 && sequence.index < table.size(0) &&
@@ -159,6 +160,11 @@ void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
                         all.scalar_type(), " instead of that of query, ", inputs[0].scalar_type());
             TORCH_CHECK(all.dim() >= 2 && all.size(-2) >= rows && all.size(-1) >= sequence.context, "mask has shape ",
                         all.sizes(), ", which is too small for ", rows, " rows and ", sequence.context, " keys");
+            const bool is_of_each = masking == Masking::kSquare && all.dim() == 3 &&
+                                    all.size(0) == static_cast<std::int64_t>(all_sequences.size());
+            TORCH_CHECK(masking == Masking::kBias || all.dim() == 2 || is_of_each, "mask has shape ", all.sizes(),
+                        " instead of [rows, keys]",
+                        masking == Masking::kSquare ? " or [sequences, rows, keys]" : ", the rows of all sequences");
             const bool is_of_heads = (all.dim() == 3 || (all.dim() == 4 && sequence.index < all.size(0))) &&
                                      all.size(-3) == heads && all.size(-2) == 1;
             TORCH_CHECK(masking != Masking::kBias || is_of_heads, "mask has shape ", all.sizes(),

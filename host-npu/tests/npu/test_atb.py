@@ -82,22 +82,24 @@ def test_rotary_embeddings_turn_halves_or_neighbors(dtype, is_neox_style):
 
 
 @pytest.mark.parametrize("query_heads", [HEADS, 3 * HEADS])
-@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("masks", [0, 1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sequences_one_after_the_other_attend_to_themselves(dtype, has_mask, query_heads):
+def test_sequences_one_after_the_other_attend_to_themselves(dtype, masks, query_heads):
+    """Without a mask, with that of all sequences, or with one for each."""
     lengths = torch.tensor([3, 4], dtype=torch.int32)
     queries = torch.randn(7, query_heads, SIZE).to(dtype)
     keys, values = torch.randn(2, 7, HEADS, SIZE).to(dtype)
     out = torch.empty_like(queries).npu()
     tensors = [queries.npu(), keys.npu(), values.npu()]
-    if has_mask:
-        mask = _masked(causal(8, 8), dtype).npu()
+    kept = torch.stack([causal(8, 8), causal(8, 8) | (torch.arange(8) == 1)])[-masks:]
+    if masks:
+        mask = _masked(kept if masks == 2 else kept[0], dtype).npu()
         torch_npu._npu_flash_attention(*tensors, mask, lengths, SCALE, query_heads, HEADS, out=out)
     else:
         torch_npu._npu_flash_attention_unpad(*tensors, lengths, SCALE, query_heads, HEADS, out=out)
     expected = [
-        attention(*sequence, causal(len(sequence[0]), len(sequence[0])) if has_mask else None)
-        for sequence in zip(*(x.split([3, 4]) for x in (queries, keys, values)), strict=True)
+        attention(*sequence, kept[index % masks, : len(sequence[0]), : len(sequence[0])] if masks else None)
+        for index, sequence in enumerate(zip(*(x.split([3, 4]) for x in (queries, keys, values)), strict=True))
     ]
     assert_near(out, torch.cat(expected), units=2)
 
@@ -119,6 +121,12 @@ def test_minus_10000_leaves_out_in_bfloat16():
 def test_a_mask_has_the_dtype_of_the_query(dtype):
     with pytest.raises(RuntimeError, match="instead of that of query, BFloat16"):
         _attended((~causal(4, 4)).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 4), (1, 2, 4, 4), (2, 4, 4)])
+def test_a_mask_is_that_of_all_sequences_or_there_is_one_for_each(shape):
+    with pytest.raises(RuntimeError, match=r"mask has shape .* instead of \[rows, keys\] or \[sequences, rows, keys\]"):
+        _attended(torch.zeros(shape).bfloat16())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
