@@ -108,7 +108,11 @@ Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const
 // Views x with the number of dimensions that the scores have.
 Tensor of_scores(const Tensor& x, const Inputs& in, std::string_view name) {
     const std::array sizes{in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
-    TORCH_CHECK(x.dim() != 4 || x.size(2) != kCompressed || in.query.size(2) <= kCompressed || name != "pse",
+    const bool is_pse = name == "pse";
+    // The first of three dimensions could be that of batches as well as that of heads.
+    TORCH_CHECK(x.dim() == 4 || (x.dim() == 2 && !is_pse), name, " has shape ", x.sizes(), "; CANN takes ",
+                is_pse ? "4 dimensions" : "2 or 4 dimensions");
+    TORCH_CHECK(x.dim() != 4 || x.size(2) != kCompressed || in.query.size(2) <= kCompressed || !is_pse,
                 "the host NPU does not simulate the compression of ALiBi: pse has shape ", x.sizes(),
                 " for scores of shape ", at::IntArrayRef(sizes));
     TORCH_CHECK(at::is_expandable_to(x.sizes(), sizes), name, " has shape ", x.sizes(),

@@ -254,6 +254,11 @@ _REFUSED = {
     "heads": ({"head_num": 3}, "headNum is 3 instead of the number of its heads"),
     "a mask": ({"atten_mask": _boolean(5, 7)}, r"attenMask has shape \[5, 7\] instead of \[..., 6, 6\]"),
     "a whole mask": ({"sparse_mode": 1, "atten_mask": _boolean(1, 6)}, r"has shape \[1, 6\] instead of \[..., 6, 6\]"),
+    "a mask of one dimension for batches or heads": (
+        {"atten_mask": _boolean(_HEADS, 6, 6)},
+        "attenMask has shape .* CANN takes 2 or 4 dimensions",
+    ),
+    "pse of three dimensions": ({"pse": torch.ones(_HEADS, 6, 6)}, "pse has shape .* CANN takes 4 dimensions"),
     "pse": ({"pse": torch.ones(1, 2, 6, 6)}, r"pse has shape \[1, 2, 6, 6\], .* the scores, \[1, 4, 6, 6\]"),
 }
 
