@@ -137,11 +137,10 @@ void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor
     if (bias && !is_whole) y = y + *bias;
     // An int64 scale has an offset of its own, which is the one that CANN's kernel reads.
     if (out.dtype() == at::kChar) {
-        out =
-            saturated(y + (has_offset && scale.scalar_type() != at::kLong ? *x2_offset : offset_of(scale)), at::kChar);
-    } else {
-        out = y;
+        const bool has_own_bits = scale.scalar_type() == at::kLong;
+        y = saturated(y + (has_offset && !has_own_bits ? *x2_offset : offset_of(scale)), at::kChar);
     }
+    out = y;
 }
 const TensorRules kQuantizedProduct{
     {"x1", Dtypes{ACL_INT8, ACL_INT32} | on_950(kBlockNumbers), "* * ..."},
