@@ -40,9 +40,12 @@ namespace {
 
 // The smooth scales of x; with groups, each has a row of them, and ends before a row of x.
 Tensor smoothed(const Tensor& x, const OptionalTensor& smooth, const OptionalIntegerTensor& groups) {
-    if (!groups) return smooth ? x * *smooth : x;
-    TORCH_CHECK(smooth, "a group_index needs smooth_scales");
     const auto columns = std::to_string(x.size(-1));
+    if (!groups) {
+        if (smooth) require_shapes({{"smooth_scales", smooth->sizes(), columns}});
+        return smooth ? x * *smooth : x;
+    }
+    TORCH_CHECK(smooth, "a group_index needs smooth_scales");
     require_shapes({{"smooth_scales", smooth->sizes(), "E " + columns}, {"group_index", groups->sizes(), "E"}});
     TORCH_CHECK(groups->size(0) > 0 && groups->size(0) <= 1024, "group_index has ", groups->size(0),
                 " elements; CANN takes 1 to 1024 groups");
@@ -56,7 +59,6 @@ void dynamic(const Tensor& x, const OptionalTensor& smooth, const OptionalIntege
                 "the host NPU has the quant modes pertoken and pertensor only, not ", mode);
     require_int8(y);
     auto rows = smoothed(x, smooth, groups);
-    TORCH_CHECK(rows.sizes() == x.sizes(), "smooth_scales of shape ", smooth->sizes(), " do not fit ", x.sizes());
     if (mode == "pertensor") rows = rows.flatten();
     const auto largest = rows.amax(-1, true);
     auto scale = rows.abs().amax(-1, true) / 127;

@@ -116,13 +116,17 @@ def test_anti_quant_adds_the_offset_before_it_scales(dtype):
             ),
             r"group_index has shape \[1\] instead of \[E\], where E is 2",
         ),
+        (
+            lambda x: torch_npu.npu_dynamic_quant(x, smooth_scales=torch.ones(x.shape).half().npu()),
+            r"smooth_scales has shape \[.*\] instead of \[16\]",
+        ),
         (lambda x: torch_npu.npu_dynamic_quant(x, quant_mode="perchannel"), "pertoken and pertensor only"),
         (
             lambda x: torch_npu.npu_dynamic_quant(x, dst_type=torch.quint4x2),
             "the host NPU does not quantize to int4, eight in each int32",
         ),
     ],
-    ids=["groups without scales", "groups of another number", "channels", "int4"],
+    ids=["groups without scales", "groups of another number", "scales of rows", "channels", "int4"],
 )
 def test_what_is_not_simulated_is_refused(call, sentence):
     with pytest.raises(RuntimeError, match=sentence):
