@@ -192,9 +192,9 @@ class FlatBuffer:
     def _take_grads(self) -> None:
         """Copy assigned gradients into the buffer, and replace them by its views."""
         pairs = enumerate(zip(self.params, self._grad_views, strict=True))
-        fresh = [i for i, (param, view) in pairs if param.grad is not None and param.grad is not view]
+        fresh = {i: param.grad for i, (param, view) in pairs if param.grad is not None and param.grad is not view}
         if fresh:
-            grads = [_kept(self.params[i].grad, self.grads) for i in fresh]  # type: ignore[arg-type]
+            grads = [_kept(grad, self.grads) for grad in fresh.values()]
             foreach_copy_([self._grad_views[i] for i in fresh], grads)
         for i in fresh:
             self.params[i].grad = self._grad_views[i]
