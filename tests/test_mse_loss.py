@@ -116,6 +116,12 @@ def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
     torch.testing.assert_close(gradient, truth.half(), rtol=0, atol=2**-24)
 
 
+def test_the_tangent_of_a_mean_over_many_float16_elements():
+    # 2 * 2**-10 / 2**16, the gradient of an element, is 0 in float16.
+    input, target, ones = (torch.full((2**16,), number, dtype=torch.float16) for number in (2**-10, 0, 1))
+    assert torch.func.jvp(lambda input: ours.mse_loss(input, target), (input,), (ones,))[1] == 2**-9
+
+
 def _channels_last(make):
     return make.normal(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
 

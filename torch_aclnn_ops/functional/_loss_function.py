@@ -82,14 +82,15 @@ def loss_function(
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-            arguments = (*ctx.saved_tensors, *ctx.options)
-            ones, product = torch.ones_like(arguments[0]), torch.zeros_like(arguments[0])
+            # Of the unreduced loss: in float16 the gradient of a mean of many, which is divided by their number, is 0.
+            arguments = (*ctx.saved_tensors, *ctx.options[:-1], _REDUCTIONS["none"])
+            product = torch.zeros_like(arguments[0])
             input_tangent, target_tangent, *_ = tangents
             if input_tangent is not None:
-                product = product + grad_input(ones, *arguments) * input_tangent
+                product = product + grad_input(input_tangent, *arguments)
             if target_tangent is not None:
-                product = product + target_gradient(ones, *arguments) * target_tangent
-            return product if ctx.options[-1] == 0 else product.sum()
+                product = product + target_gradient(target_tangent, *arguments)
+            return reduce(product, ctx.options[-1])
 
     # Dynamo, where no gradient is needed, passes ctx to a forward with another number of parameters.
     parameters = [Parameter(one, Parameter.POSITIONAL_ONLY) for one in (*tensors, "reduction")]
