@@ -8,7 +8,7 @@ from torch_aclnn_ops._checks import NON_NEGATIVE, POSITIVE, check_choice, check_
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, relu
+from torch.nn.functional import logsigmoid, threshold
 
 LossType = Literal["sigmoid", "hinge", "ipo"]
 DPOLossType = Literal[
@@ -68,7 +68,7 @@ def _discopop(pairs: Pairs) -> Tensor:
 
 _FORMULAS: dict[str, Callable[[Pairs], Tensor]] = {
     "sigmoid": _sigmoid,
-    "hinge": lambda pairs: relu(1 - pairs.beta * pairs.margins),
+    "hinge": lambda pairs: threshold(1 - pairs.beta * pairs.margins, 0, 0),  # relu would save its result
     "ipo": lambda pairs: (pairs.margins - 1 / (2 * pairs.beta)).square(),
     "robust": _robust,
     "exo_pair": _exo_pair,
