@@ -248,6 +248,30 @@ def test_the_function_raises_and_changes_nothing(name, tensor, sentence):
         assert_all_equal(lists[one], before[one])
 
 
+SHARED = {(one, other): {} for one in LISTS[:-1] for other in LISTS[:-1] if {one, other} != {"grads"}}
+SHARED |= {("grads", "grads"): {"grad_scale": torch.ones(1)}, ("steps", "steps"): {}}
+
+
+@pytest.mark.parametrize("one, other", SHARED)
+def test_the_function_raises_for_tensors_that_share_memory_and_changes_nothing(one, other):
+    lists, before = make_lists(), make_lists()
+    lists[other][5] = lists[one][0]
+    with pytest.raises(RuntimeError, match=r"^fused_ema_adam: \w+\[.\] and \w+\[.\] must not share memory, because"):
+        fused_ema_adam(**lists, **OPTIONS, **SHARED[one, other])
+    lists[other][5] = before[other][5]
+    for name in LISTS:
+        assert_all_equal(lists[name], before[name])
+
+
+def test_the_function_takes_one_gradient_for_several_parameters():
+    weights, others = torch.zeros(2, 3).unbind(), torch.zeros(2, 3).unbind()
+    same, equal = [torch.ones(()).expand(3)] * 2, [torch.ones(3), torch.ones(3)]
+    for params, grads in ((weights, same), (others, equal)):
+        states = [torch.zeros(2, 3).unbind() for _ in range(3)]
+        fused_ema_adam(params, grads, *states, [torch.tensor(0), torch.tensor(0)], **OPTIONS)
+    assert_all_equal(weights, others)
+
+
 @pytest.mark.parametrize("name", LISTS[1:])
 def test_the_function_raises_for_lists_of_different_lengths(name):
     lists = make_lists()

@@ -5,7 +5,6 @@ Each error names the function, the argument, its value and what is accepted.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import combinations
 from numbers import Integral, Real
 from types import ModuleType
 from typing import Any, Literal, NoReturn, TypeVar, get_args
@@ -142,11 +141,10 @@ def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor)
                 f" shape {list(tensor.shape)} and strides {list(tensor.stride())}"
             )
     tensors = {name: one for name, one in {**written, **read}.items() if _is_real(one) and one.numel() > 0}
-    if first_overlap(list(tensors.values())) is None:
-        return
-    for name, other in combinations(tensors, 2):
-        if name in written and first_overlap([tensors[name], tensors[other]]) is not None:
-            raise RuntimeError(f"{operator}: {name} and {other} must not share memory, because {name} is written to")
+    shared = first_overlap(list(tensors.values()), len(tensors.keys() & written.keys()))
+    if shared is not None:
+        name, other = (list(tensors)[i] for i in shared)
+        raise RuntimeError(f"{operator}: {name} and {other} must not share memory, because {name} is written to")
 
 
 def _is_real(tensor: Tensor) -> bool:

@@ -110,13 +110,16 @@ def extent(tensor: Tensor) -> int:
     return (last + 1) * tensor.itemsize
 
 
-def first_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Return the indices of two tensors whose memory overlaps, or ``None``."""
-    for cluster in _clusters(tensors):
-        second = _first_overlapping(cluster, tensors)
+def first_overlap(tensors: Sequence[Tensor], written: int | None = None) -> tuple[int, int] | None:
+    """Return the indices of two tensors whose memory overlaps, in order, or ``None``.
+
+    Only the first ``written`` ones are written to, by default all; the others may overlap one another.
+    """
+    written = len(tensors) if written is None else written
+    for cluster in map(sorted, _clusters(tensors)):
+        second = _first_overlapping(cluster, tensors, written)
         if second is not None:
-            earlier = cluster[: cluster.index(second)]
-            return next((i, second) for i in earlier if _first_overlapping([i, second], tensors) is not None)
+            return next((i, second) for i in cluster if _first_overlapping([i, second], tensors, written) is not None)
     return None
 
 
@@ -140,8 +143,8 @@ def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
             yield cluster
 
 
-def _first_overlapping(cluster: Sequence[int], tensors: Sequence[Tensor]) -> int | None:
-    """Return the first member of a cluster that overlaps with an earlier one, or ``None``."""
+def _first_overlapping(cluster: Sequence[int], tensors: Sequence[Tensor], written: int) -> int | None:
+    """Return the first member of a cluster that overlaps with an earlier one that is written to, or ``None``."""
     members = [tensors[i] for i in cluster]
     start = min(tensor.data_ptr() for tensor in members)
     end = max(tensor.data_ptr() + extent(tensor) for tensor in members)
@@ -154,13 +157,13 @@ def _first_overlapping(cluster: Sequence[int], tensors: Sequence[Tensor]) -> int
         place = is_taken.as_strided((*sizes, units), (*strides, 1), (tensor.data_ptr() - start) // unit)
         if place.any():
             return i
-        place.fill_(True)
+        place.fill_(i < written)
     return None
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Return whether two elements of a tensor share memory."""
-    if tensor.numel() == 0:
+    if tensor.is_contiguous():
         return False
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

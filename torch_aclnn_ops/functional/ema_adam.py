@@ -2,7 +2,16 @@
 
 from numbers import Real
 
-from torch_aclnn_ops._checks import FRACTION, NON_NEGATIVE, Rule, check_bool, check_number, check_scalar, describe
+from torch_aclnn_ops._checks import (
+    FRACTION,
+    NON_NEGATIVE,
+    Rule,
+    check_bool,
+    check_in_place,
+    check_number,
+    check_scalar,
+    describe,
+)
 from torch_aclnn_ops._tensors import DTYPES, is_dtensor, local
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, mark_modified
 from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update, update
@@ -56,6 +65,7 @@ def fused_ema_adam(
         found_inf: One-element tensor; if it is nonzero, the step is skipped and the step counts are unchanged.
 
     Raises:
+        RuntimeError: A tensor that is written to shares memory with another one.
         TypeError: An argument has the wrong type.
         ValueError: An option is out of range, or lists or tensors do not match.
 
@@ -75,10 +85,12 @@ def fused_ema_adam(
     check_options(options)
     tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps, [])
     _check_tensors(tensors)
+    tensors = tensors.local()
     if not torch.compiler.is_compiling():
+        _check_memory(tensors, grad_scale is not None)
         mark_modified(params)
     try:
-        update(tensors.local(), options)
+        update(tensors, options)
     except BaseException as error:
         if not torch.compiler.is_compiling():
             note_partial_update(error)
@@ -128,6 +140,14 @@ def _check_tensors(tensors: TensorLists) -> None:
                 reason = "must have the shard {} on this rank, as its parameter has, but it has {}".format(*shards)
             if reason:
                 raise ValueError(f"fused_ema_adam: {name}[{i}] {reason}")
+
+
+def _check_memory(tensors: TensorLists, writes_grads: bool) -> None:
+    """Check that no tensor that is written to shares memory with another one; the gradients are, to unscale them."""
+    lists = zip(tensors._fields[:6], tensors, strict=False)
+    named = {f"{name}[{i}]": tensor for name, listed in lists for i, tensor in enumerate(listed)}
+    read = {} if writes_grads else {name: tensor for name, tensor in named.items() if name.startswith("grads")}
+    check_in_place("fused_ema_adam", {name: one for name, one in named.items() if name not in read}, **read)
 
 
 def mismatch(tensor: Tensor, param: Tensor) -> str | None:

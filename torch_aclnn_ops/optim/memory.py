@@ -116,7 +116,7 @@ def _check_disjoint(named: Iterable[tuple[Tensor, str]], cure: str) -> None:
             names.append(name)
     shared = first_overlap(tensors)
     if shared is not None:
-        first, second = (names[i] for i in sorted(shared))
+        first, second = (names[i] for i in shared)
         raise ValueError(
             f"FusedEmaAdam: {first} and {second} share memory, so that the update of one would overwrite that of the"
             f" other; {cure}"
