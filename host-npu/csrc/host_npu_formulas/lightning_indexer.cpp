@@ -23,7 +23,7 @@ Tensor scores_of(const Tensor& query, const Tensor& key, const Tensor& weights, 
     return scores.masked_fill(at::arange(key.size(0)) > own.unsqueeze(1), -std::numeric_limits<float>::infinity());
 }
 
-// Places without a key have the number -1 and the score 0.
+// Places without a key have the number -1 and the score -inf, as CANN's kernels write them.
 void index_keys(const Tensor& query, const Tensor& key, const Tensor& weights, const OptionalIntegerTensor& queries,
                 const OptionalIntegerTensor& keys, const OptionalIntegerTensor& table, const std::string& layout,
                 const std::string& layout_of_keys, std::int64_t most, std::int64_t mode, std::int64_t before,
@@ -38,18 +38,17 @@ void index_keys(const Tensor& query, const Tensor& key, const Tensor& weights, c
     shape[shape.size() - 2] = 1;
     shape.back() = most;
     auto numbers = at::full(shape, -1, indices.in_place().options());
-    auto largest = at::zeros_like(numbers, numbers.options().dtype(at::kFloat));
+    auto largest = at::full(shape, -std::numeric_limits<float>::infinity());
     for (std::int64_t batch = 0; !query.is_meta() && batch < of_queries.count(); ++batch) {
         const auto found =
             scores_of(of_queries.of(query, batch), of_keys.of(key, batch), of_queries.of(weights, batch), mode == 3);
         const auto [sorted, order] = found.sort(/*stable=*/true, -1, /*descending=*/true);
         const auto top = sorted.slice(1, 0, most);
-        const auto none = top.isneginf();
         const auto place = [&](const Tensor& x) {
             return of_queries.of(x, batch).select(1, 0).slice(1, 0, top.size(1));
         };
-        place(numbers).copy_(order.slice(1, 0, most).masked_fill(none, -1));
-        place(largest).copy_(top.masked_fill(none, 0));
+        place(numbers).copy_(order.slice(1, 0, most).masked_fill(top.isneginf(), -1));
+        place(largest).copy_(top);
     }
     indices = numbers;
     if (with_scores && values) *values = largest;

@@ -13,18 +13,17 @@ def _whole(*shape: int) -> Tensor:
 
 
 def _top(query: Tensor, key: Tensor, weights: Tensor, count: int, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of one sequence's keys and their scores; -1 and 0 where there is none."""
+    """Return the numbers of one sequence's keys and their scores; -1 and -inf where there is none."""
     scores = torch.einsum("snd,td->snt", query.double(), key[:, 0].double()).relu() * weights.double().unsqueeze(-1)
     scores = scores.sum(1)
     if causal:
         behind = torch.arange(len(key)) > torch.arange(len(query))[:, None] + len(key) - len(query)
         scores = scores.masked_fill(behind, -torch.inf)
     sorted_scores, order = scores.sort(dim=-1, descending=True, stable=True)
-    missing = sorted_scores.isneginf()
-    numbers, values = torch.full((len(query), count), -1), torch.zeros(len(query), count, dtype=torch.float64)
+    numbers, values = torch.full((len(query), count), -1), torch.full((len(query), count), -torch.inf).double()
     kept = min(count, len(key))
-    numbers[:, :kept] = order.masked_fill(missing, -1)[:, :kept]
-    values[:, :kept] = sorted_scores.masked_fill(missing, 0)[:, :kept]
+    numbers[:, :kept] = order.masked_fill(sorted_scores.isneginf(), -1)[:, :kept]
+    values[:, :kept] = sorted_scores[:, :kept]
     return numbers, values
 
 
