@@ -29,6 +29,7 @@ void index_keys(const Tensor& query, const Tensor& key, const Tensor& weights, c
                 const std::string& layout_of_keys, std::int64_t most, std::int64_t mode, std::int64_t before,
                 std::int64_t after, bool with_scores, const Out& indices, const OptionalOut& values) {
     const Sequences of_queries{query, layout, queries}, of_keys{key, layout_of_keys, keys, table};
+    TORCH_CHECK(!with_scores || layout_of_keys != "PA_BSND", "returnValues is not for the layout PA_BSND");
     require_sequences(of_queries, of_keys, "N<=64 128", "128");
     require_band(mode, before, after);
     require_shapes({{"query", query.sizes(), "...n *"}, {"weights", weights.sizes(), "...n"}});

@@ -143,6 +143,8 @@ _REFUSED = [
     ({"key_heads": 2}, "sparseIndicesOut has shape"),
     ({"layout_key": "TND"}, "layoutKey is TND; CANN takes PA_BSND or that of the queries, BSND"),
     ({"layout_key": "PA_BSND"}, "actualSeqLengthsKey must be given in the layout PA_BSND"),
+    # As CANN's tiling, lightning_indexer_tiling.cpp.
+    ({"layout_key": "PA_BSND", "return_value": True}, "returnValues is not for the layout PA_BSND"),
 ]
 
 
