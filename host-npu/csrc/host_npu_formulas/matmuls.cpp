@@ -10,7 +10,7 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 
 Tensor activated_by(const Tensor& x, const std::string& name) {
-    if (name == "gelu") return at::gelu(x);
+    if (name == "gelu") return at::gelu(x, "tanh");  // as Gelu of Ascend C
     if (name == "fastgelu") return x * at::sigmoid(x * 1.702);
     if (name == "relu") return at::relu(x);
     if (name == "silu") return at::silu(x);
