@@ -48,7 +48,6 @@ using Ints = std::vector<std::int64_t>;
 
 // Where the blocks of all sequences begin, of which `ends` are the ends.
 Ints blocks_of(const Ints& ends, std::int64_t size, std::int64_t stride, std::int64_t tokens) {
-    TORCH_CHECK(size > 0 && stride > 0, "blocks have size ", size, " and stride ", stride);
     Ints found;
     std::int64_t first = 0;
     for (const auto end : ends) {
@@ -60,31 +59,36 @@ Ints blocks_of(const Ints& ends, std::int64_t size, std::int64_t stride, std::in
 }
 
 void require_compressed(const Tensor& x, const Tensor& weight, const std::string& layout, std::int64_t size,
-                        std::int64_t type) {
+                        std::int64_t stride, std::int64_t type) {
     TORCH_CHECK(layout == "TND" && type == 0, "the host NPU compresses the layout TND by ends of sequences only");
-    TORCH_CHECK(x.dim() == 3 && weight.dim() == 2 && weight.size(0) == size && weight.size(1) == x.size(1),
-                "weight of shape ", weight.sizes(), " does not fit an input of shape ", x.sizes());
+    require_shapes({{"input", x.sizes(), "T N D"}, {"weight", weight.sizes(), std::to_string(size) + " N"}});
+    TORCH_CHECK(stride > 0 && stride % 16 == 0 && stride <= size, "compressStride is ", stride,
+                "; CANN takes the multiples of 16 up to compressBlockSize, ", size);
 }
 
 // The tokens of a block, each with a weight for each head, become one.
 void compress(const Tensor& x, const Tensor& weight, const Ints& ends, const std::string& layout, std::int64_t size,
               std::int64_t stride, std::int64_t type, const Out& out) {
-    require_compressed(x, weight, layout, size, type);
+    require_compressed(x, weight, layout, size, stride, type);
     std::vector<Tensor> rows;
     for (const auto begin : blocks_of(ends, size, stride, x.size(0))) {
         rows.push_back((x.slice(0, begin, begin + size) * weight.unsqueeze(-1)).sum(0));
     }
     if (!rows.empty()) out = at::stack(rows);
 }
-const Formula<"aclnnNsaCompress", compress> compressed_blocks;
+const TensorRule kBlockWeight{"weight", as("input"), "W%16<=128 N"};
+const Formula<"aclnnNsaCompress", compress> compressed_blocks{
+    {"input", kHalves, "T N<=128 D%16<=256"}, kBlockWeight, {"output", as("input"), "* N D"}};
 
 void compress_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const Ints& ends, std::int64_t size,
                    std::int64_t stride, std::int64_t type, const std::string& layout, const Out& dx,
                    const Out& dweight) {
-    require_compressed(x, weight, layout, size, type);
+    require_compressed(x, weight, layout, size, stride, type);
     auto of_x = at::zeros_like(x), of_weight = at::zeros_like(weight);
+    const auto blocks = blocks_of(ends, size, stride, x.size(0));
+    require_shapes({{"outputGrad", dy.sizes(), std::to_string(blocks.size()) + " * *"}});
     std::int64_t row = 0;
-    for (const auto begin : blocks_of(ends, size, stride, x.size(0))) {
+    for (const auto begin : blocks) {
         const auto grad = dy[row++].unsqueeze(0);
         of_x.slice(0, begin, begin + size).add_(grad * weight.unsqueeze(-1));
         of_weight.add_((grad * x.slice(0, begin, begin + size)).sum(-1));
@@ -92,7 +96,12 @@ void compress_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, cons
     dx = of_x;
     dweight = of_weight;
 }
-const Formula<"aclnnNsaCompressGrad", compress_grad> compressed_blocks_backward;
+const Formula<"aclnnNsaCompressGrad", compress_grad> compressed_blocks_backward{
+    {"outputGrad", as("input"), "* N D"},
+    {"input", kHalves, "T N<=128 D%16<=256"},
+    kBlockWeight,
+    {"inputGradOut", as("input"), "T N D"},
+    {"weightGradOut", as("input"), "W N"}};
 
 }  // namespace
 }  // namespace host_npu

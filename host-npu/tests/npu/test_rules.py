@@ -120,6 +120,17 @@ _FUNCTIONS = [
         mixed=(1,),
     ),
     Function(
+        "aclnnNsaCompress",
+        (t(64, 2, 16), t(32, 2), Ints([64]), "TND", 32, 16, 0, t(3, 2, 16)),
+        ((5, 8, "compressStride is 8; CANN takes the multiples of 16 up to compressBlockSize, 32"),),
+        # Tokens after the last sequence.
+        free=((0, 0),),
+    ),
+    Function(
+        "aclnnNsaCompressGrad",
+        (t(3, 2, 16), t(64, 2, 16), t(32, 2), Ints([64]), 32, 16, 0, "TND", t(64, 2, 16), t(32, 2)),
+    ),
+    Function(
         "aclnnCoalesceSparse",
         (*(t(2, dtype=_I32), t(5, dtype=_I32), t(5, 3, dtype=_I32)), t(5, 4), t(2, 3, dtype=_I32), t(2, 4)),
         mixed=(0, 1, 2, 4),
