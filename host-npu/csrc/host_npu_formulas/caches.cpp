@@ -68,7 +68,9 @@ const Formula<"aclnnInplaceQuantScatter", quant_scatter> quant_scatter_at_rows{
 // The last dimension of `indices` is one place of the first dimensions of `data`.
 void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates) {
     const auto& memory = data.in_place();
-    TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates must have the same dtype");
+    const auto dtype = memory.scalar_type();
+    TORCH_CHECK(soc() != Soc::Ascend950 || (dtype != at::kShort && dtype != at::kInt), "varRef has dtype ",
+                name_of(dtype), ", which CANN takes on A2 and A3 only");
     TORCH_CHECK(indices.dim() > 0 && indices.size(-1) > 0 && indices.size(-1) <= memory.dim(), "indices of shape ",
                 indices.sizes(), " do not index a tensor of shape ", memory.sizes());
     auto written = indices.sizes().slice(0, indices.dim() - 1).vec();
@@ -82,7 +84,7 @@ void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyT
     memory.index_put_(places, updates);
 }
 const Formula<"aclnnScatterNdUpdate", scatter_nd_update> scatter_nd{
-    {"varRef", kFloats | Dtypes{ACL_INT8, ACL_INT64, ACL_BOOL}},
+    {"varRef", kFloats | Dtypes{ACL_INT8, ACL_INT64, ACL_BOOL} | newer({ACL_INT16, ACL_INT32})},
     {"indices", kIndices, "* ... *"},
     {"updates", as("varRef")},
 };

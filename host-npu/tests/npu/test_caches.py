@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._process import on_npu
 
 
 def _rows():
@@ -43,7 +44,11 @@ def test_quant_scatter_writes_quantized_rows(dtypes, has_zero_points):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool],
+    ids=str,
+)
 def test_scatter_nd_update_writes_at_places(in_place, dtype):
     data, places = torch.zeros(4, 5, 3, dtype=dtype), torch.tensor([[0, 1], [3, 4]])
     updates = torch.arange(6).view(2, 3).to(dtype)
@@ -54,6 +59,18 @@ def test_scatter_nd_update_writes_at_places(in_place, dtype):
     update = torch_npu.npu_scatter_nd_update_ if in_place else torch_npu.npu_scatter_nd_update
     assert torch.equal(update(on_npu, places.npu(), updates.npu()).cpu(), expected)
     assert torch.equal(on_npu.cpu(), expected if in_place else data)
+
+
+def _error_of_int32():
+    data, updates = torch.zeros(2, 3).int().npu(), torch.ones(1, 3).int().npu()
+    with pytest.raises(RuntimeError) as caught:
+        torch_npu.npu_scatter_nd_update_(data, torch.tensor([[1]]).npu(), updates)
+    return str(caught.value)
+
+
+def test_the_ascend950_writes_no_places_of_int32():
+    error = on_npu(_error_of_int32, HOST_NPU_SOC="Ascend950")
+    assert "varRef has dtype int32, which CANN takes on A2 and A3 only" in error
 
 
 def test_a_strided_tensor_is_written_where_it_lies():
