@@ -114,28 +114,24 @@ const Formula<"aclnnScatterList", scatter_list> scatter_of_list;
 
 // A token goes to its slot of the blocks; a negative slot is none, as serving pads with -1.
 void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor& slots, bool fractal) {
-    auto blocks = cache.in_place();
-    if (fractal && blocks.dim() == 5) blocks = blocks.flatten(1, 2);
-    TORCH_CHECK(blocks.dim() == 4, "a cache has ", blocks.dim(), " dimensions instead of 4");
-    TORCH_CHECK(tokens.dim() == 3, "keys and values have ", tokens.dim(), " dimensions instead of 3");
-    TORCH_CHECK(slots.dim() == 1 && slots.size(0) == tokens.size(0), "there are ", tokens.size(0),
-                " tokens for slots of shape ", slots.sizes());
-    TORCH_CHECK(blocks.scalar_type() == tokens.scalar_type(), "a cache and its tokens must have the same dtype");
-    if (fractal) {
-        const auto fragment = 32 / static_cast<std::int64_t>(blocks.element_size());
-        TORCH_CHECK(blocks.size(-1) == fragment, "a cache in PA_NZ ends in ", blocks.size(-1), " elements instead of ",
-                    fragment, ", which have 32 bytes");
-        blocks = blocks.permute({0, 2, 1, 3});
-    }
-    const auto elements = blocks.size(2) * blocks.size(3);
-    TORCH_CHECK(tokens.size(1) * tokens.size(2) == elements, "a token of ", tokens.size(1) * tokens.size(2),
-                " elements does not fit a slot of ", elements);
     if (slots.is_meta()) return;
+    auto blocks = cache.in_place();
+    if (blocks.dim() == 5) blocks = blocks.flatten(1, 2);
+    if (fractal) blocks = blocks.permute({0, 2, 1, 3});
     const auto is_kept = slots.ge(0);
     const auto slot = slots.to(at::kLong).index({is_kept});
     const auto block = slot.div(blocks.size(1), "floor");
     blocks.index_put_(Places({block, slot - block * blocks.size(1)}),
                       tokens.reshape({-1, blocks.size(2), blocks.size(3)}).index({is_kept}));
+}
+
+// The shape of a cache in PA_NZ, whose heads are in fragments of 32 bytes.
+std::string fragments_of(const char* name, const AnyTensor& tokens) {
+    const auto fragment = 32 / static_cast<std::int64_t>(tokens.element_size()), heads = tokens.size(1),
+               size = tokens.size(2);
+    TORCH_CHECK(size % fragment == 0, name, " has heads of ", size, " elements; CANN takes multiples of 32 bytes");
+    const auto parts = std::to_string(size / fragment), end = " S " + std::to_string(fragment);
+    return "P " + std::to_string(heads * size / fragment) + end + " | P N " + parts + end;
 }
 
 void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const IntegerTensor& slots, const AnyTensor& value,
@@ -148,14 +144,18 @@ void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const Integ
                 "the host NPU has the cache modes Norm and PA_NZ only, not ", cache_mode);
     TORCH_CHECK(scatter_mode.empty() || scatter_mode == "None", "the host NPU has the scatter mode None only, not ",
                 scatter_mode);
-    // Blocks, tokens of a block, heads and sizes of keys and values; in PA_NZ fragments of their elements.
-    const auto keys = key_cache.sizes(), values = value_cache.sizes();
+    TORCH_CHECK(value.scalar_type() != at::kChar || key.scalar_type() == at::kChar, "key has dtype ",
+                name_of(key.scalar_type()), "; CANN takes int8 with a value of int8");
+    // Blocks, tokens of a block, heads and sizes of keys and values; in PA_NZ fragments of a head's elements.
+    std::vector<Shaped> all{{"key", key.sizes(), "T N K"}, {"value", value.sizes(), "T N V"}};
     if (cache_mode == "PA_NZ") {
-        require_shapes(
-            {{"keyCacheRef", keys, "P K S F | P N K S F"}, {"valueCacheRef", values, "P V S F | P N V S F"}});
+        all.push_back({"keyCacheRef", key_cache.sizes(), fragments_of("key", key)});
+        all.push_back({"valueCacheRef", value_cache.sizes(), fragments_of("value", value)});
     } else {
-        require_shapes({{"keyCacheRef", keys, "P S N K"}, {"valueCacheRef", values, "P S N V"}});
+        all.push_back({"keyCacheRef", key_cache.sizes(), "P S N K"});
+        all.push_back({"valueCacheRef", value_cache.sizes(), "P S N V"});
     }
+    require_shapes(all);
     write_slots(key_cache, key, slots, cache_mode == "PA_NZ");
     write_slots(value_cache, value, slots, cache_mode == "PA_NZ");
 }
@@ -171,6 +171,10 @@ void scatter_pa_cache(const AnyTensor& key, const Out& cache, const IntegerTenso
     TORCH_CHECK(!compress_lens && !compress_offsets && !seq_lens, "the host NPU does not compress a cache");
     TORCH_CHECK(cache_mode.empty() || cache_mode == "Norm", "the host NPU has the cache mode Norm only here, not ",
                 cache_mode);
+    TORCH_CHECK(cache.dtype() == key.scalar_type(), "a cache and its tokens must have the same dtype");
+    require_shapes({{"key", key.sizes(), "T N K"},
+                    {"keyCacheRef", cache.sizes(), "P S N K"},
+                    {"slotMapping", slots.sizes(), "T"}});
     write_slots(cache, key, slots, false);
 }
 const Formula<"aclnnScatterPaCache", scatter_pa_cache> scatter_of_keys;

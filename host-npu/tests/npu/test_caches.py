@@ -143,12 +143,31 @@ def test_heads_are_in_fragments_of_32_bytes_in_pa_nz(dimensions):
         assert torch.equal(cache.cpu(), expected.view(shape))
 
 
-def test_a_cache_in_pa_nz_ends_in_32_bytes():
-    tokens, cache = torch.zeros(5, 2, 16).half().npu(), torch.zeros(3, 4, 4, 8).half().npu()
-    with pytest.raises(RuntimeError, match="ends in 8 elements instead of 16, which have 32 bytes"):
-        torch_npu.npu_scatter_pa_kv_cache(
-            tokens, tokens, cache, cache.clone(), torch.arange(5, dtype=torch.int32).npu(), cache_mode="PA_NZ"
-        )
+# What CANN's scatter_pa_kv_cache_tiling.cpp refuses.
+_NO_CACHES = {
+    "ends in 16 bytes": ("PA_NZ", (2, 16), (3, 4, 4, 8), "keyCacheRef has shape"),
+    "heads of 16 bytes": ("PA_NZ", (2, 8), (3, 1, 4, 16), "key has heads of 8 elements; CANN takes multiples of 32"),
+    "other fragments": ("PA_NZ", (2, 32), (3, 1, 4, 4, 16), "keyCacheRef has shape"),
+    "other heads": ("Norm", (2, 16), (3, 4, 4, 8), "keyCacheRef has shape"),
+}
+
+
+@pytest.mark.parametrize(("mode", "token", "shape", "sentence"), _NO_CACHES.values(), ids=_NO_CACHES)
+def test_a_cache_has_the_heads_of_its_tokens(mode, token, shape, sentence):
+    tokens, cache, slots = torch.zeros(5, *token).half().npu(), torch.zeros(shape).half().npu(), torch.arange(5)
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_scatter_pa_kv_cache(tokens, tokens, cache, cache.clone(), slots.int().npu(), cache_mode=mode)
+
+
+def test_values_of_int8_have_keys_of_int8():
+    (key, of_keys), (value, of_values) = (
+        [torch.zeros(5, 2, 32, dtype=dtype).npu(), torch.zeros(3, 4, 2, 32, dtype=dtype).npu()]
+        for dtype in (torch.float16, torch.int8)
+    )
+    slots = torch.arange(5).int().npu()
+    torch_npu.npu_scatter_pa_kv_cache(value, key, of_values, of_keys, slots, cache_mode="Norm")
+    with pytest.raises(RuntimeError, match="key has dtype float16; CANN takes int8 with a value of int8"):
+        torch_npu.npu_scatter_pa_kv_cache(key, value, of_keys, of_values, slots, cache_mode="Norm")
 
 
 def test_keys_alone_go_to_their_slots():
