@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu
 from tests._atb import BLOCK, DTYPES, HEADS, SCALE, SIZE, attention, causal
-from tests._values import assert_near
+from tests._values import assert_near, refused
 from torch import Tensor
 
 
@@ -46,9 +46,8 @@ def test_tokens_are_written_to_their_slots_and_negative_slots_are_left_out(dtype
 def test_slots_are_int32(dtype):
     cache = torch.zeros(2, BLOCK, 1, SIZE, dtype=torch.float16).npu()
     slots = torch.tensor([1, 2, 0], dtype=dtype).npu()
-    with pytest.raises(RuntimeError, match=f"slot_indices has dtype {str(dtype)[6:]} instead of int32"):
+    with refused(f"slot_indices has dtype {str(dtype)[6:]} instead of int32"):
         torch_npu._npu_reshape_and_cache_siso(torch.zeros(3, 1, SIZE).half().npu(), cache, slots)
-        torch.npu.synchronize()
 
 
 def test_keys_alone_are_written_to_their_slots():
@@ -241,12 +240,10 @@ def test_a_captured_load_is_of_its_own_tensors():
 def test_sequences_that_cannot_be_loaded_are_refused(form, starts, message):
     blocks = torch_npu.npu_format_cast(torch.zeros(6, 16, 2, 16).half().npu(), form)
     table, lengths = torch.zeros(2, 1).int().npu(), torch.tensor([2, 3]).int().npu()
-    with pytest.raises(RuntimeError, match=message):
+    with refused(message):
         torch_npu.atb.npu_paged_cache_load(
             blocks, blocks, table, lengths, seq_starts=None if starts is None else starts.npu()
         )
-        torch.npu.synchronize()
-    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
 
 
 def _call_with(lengths: Tensor) -> None:
@@ -285,29 +282,25 @@ def test_lengths_that_do_not_fit_are_refused_and_the_queue_goes_on(lengths, mess
 def test_keys_and_values_have_to_fit(keys, values, message):
     query, key, value = (torch.zeros(*shape, 16).half().npu() for shape in ((7, 4), keys, values))
     lengths = torch.tensor([3, 4], dtype=torch.int32)
-    with pytest.raises(RuntimeError, match=message):
+    with refused(message):
         torch_npu._npu_flash_attention_unpad(query, key, value, lengths, SCALE, 4, 2, out=torch.empty_like(query))
-        torch.npu.synchronize()
-    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
 
 
 def test_a_cache_of_values_has_the_blocks_of_the_keys():
     cache = _Cache(torch.float16)
     query = torch.zeros(2, 4, SIZE).half().npu()
-    with pytest.raises(RuntimeError, match="which does not have the tokens of key"):
+    with refused("which does not have the tokens of key"):
         torch_npu._npu_paged_attention(
             query, cache.keys.npu(), cache.values[1:].npu(), HEADS, 4, SCALE, cache.table.npu(),
             torch.tensor(cache.lengths, dtype=torch.int32), out=torch.empty_like(query),
         )  # fmt: skip
-        torch.npu.synchronize()
 
 
 def test_caches_have_the_same_blocks():
     keys = torch.zeros(3, HEADS, SIZE).half().npu()
     caches = (torch.zeros(blocks, BLOCK, HEADS, SIZE).half().npu() for blocks in (2, 3))
-    with pytest.raises(RuntimeError, match="value_cache .* does not have the blocks of key_cache"):
+    with refused("value_cache .* does not have the blocks of key_cache"):
         torch_npu._npu_reshape_and_cache(keys, keys, *caches, torch.tensor([7, 2, 0], dtype=torch.int32).npu())
-        torch.npu.synchronize()
 
 
 def _nothing(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -344,9 +337,8 @@ def test_a_sequence_may_have_no_tokens():
 
 
 def test_blocks_have_tokens():
-    with pytest.raises(RuntimeError, match="a sequence of 0 tokens does not fit a cache of shape"):
+    with refused("a sequence of 0 tokens does not fit a cache of shape"):
         torch_npu._npu_paged_attention(
             _nothing(1, 4, 16), *(_nothing(6, 0, 2, 16),) * 2, 2, 4, SCALE, _nothing(1, 2, **_SLOTS),
             torch.zeros(1, **_SLOTS), out=_nothing(1, 4, 16),
         )  # fmt: skip
-        torch.npu.synchronize()

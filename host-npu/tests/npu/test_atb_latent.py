@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_npu
 from tests._atb import BLOCK, DTYPES, HEADS, SCALE, SIZE, attention, causal
-from tests._values import assert_near, moved
+from tests._values import assert_near, moved, refused
 from torch import Tensor
 
 
@@ -55,12 +55,10 @@ def test_latent_attention_goes_on_with_further_keys(dtype):
 )
 def test_latent_attention_that_does_not_fit_is_refused(lengths, options, message):
     tensors = [each.npu() for each in (*_latent(7, 2, torch.float16)[:2], *_latent(7, 2, torch.float16))]
-    with pytest.raises(RuntimeError, match=message):
+    with refused(message):
         torch_npu.atb.npu_ring_mla(
             *tensors, torch.ones(512, 512).half().npu(), torch.tensor(lengths, dtype=torch.int32), 2, 2, **options
         )
-        torch.npu.synchronize()
-    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
 
 
 def _latent_cache(dtype: torch.dtype) -> dict[str, Any]:
@@ -114,9 +112,8 @@ def test_latent_attention_to_a_cache_of_two_parts(dtype):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_latent_attention_to_a_cache_that_does_not_fit_is_refused(changed, message):
-    with pytest.raises(RuntimeError, match=f"ATB's MLA: .*{message}"):
+    with refused(f"ATB's MLA: .*{message}"):
         torch_npu.atb.npu_multi_head_latent_attention(**moved(_latent_cache(torch.float16) | changed))
-        torch.npu.synchronize()
 
 
 def _prefix_arguments(dtype: torch.dtype) -> dict[str, Any]:
@@ -157,6 +154,5 @@ def test_queries_behind_a_prefix_attend_to_what_came_before_them(dtype):
     ids=["mask", "prefix", "lengths"],
 )
 def test_a_prefix_that_does_not_fit_is_refused(changed, message):
-    with pytest.raises(RuntimeError, match=message):
+    with refused(message):
         torch_npu.atb.npu_self_attention_prefix_encoder(**moved(_prefix_arguments(torch.float16) | changed))
-        torch.npu.synchronize()

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_npu
 from tests._process import on_npu
+from tests._values import refused
 
 
 def _rows():
@@ -95,32 +96,16 @@ def test_scatter_list_writes_a_tensor_for_each_row(masked):
 
 
 @pytest.mark.parametrize("mode", ["Norm", "PA_NZ"])
-def test_tokens_whose_slot_is_negative_are_left_out(mode):
-    tokens, caches = torch.ones(3, 2, 16).half().npu(), torch.zeros(2, 3, 4, 2, 16).half().npu()
-    caches = caches.transpose(2, 3).contiguous() if mode == "PA_NZ" else caches
-    slots = torch.tensor([5, -1, 0], dtype=torch.int32).npu()
-    torch_npu.npu_scatter_pa_kv_cache(tokens, tokens, caches[0], caches[1], slots, cache_mode=mode)
-    of_slots = caches.transpose(2, 3) if mode == "PA_NZ" else caches
-    assert of_slots.flatten(1, 2).sum((2, 3)).nonzero().tolist() == [[0, 0], [0, 5], [1, 0], [1, 5]]
-
-
-def test_a_key_whose_slot_is_negative_is_left_out():
-    key, cache = torch.ones(2, 2, 16).half().npu(), torch.zeros(3, 4, 2, 16).half().npu()
-    torch_npu.npu_scatter_pa_cache(key, torch.tensor([-1, 6]).npu(), key_cache=cache)
-    assert cache.flatten(0, 1).sum((1, 2)).nonzero().tolist() == [[6]]
-
-
-@pytest.mark.parametrize("mode", ["Norm", "PA_NZ"])
-def test_tokens_go_to_their_slots_of_the_blocks(mode):
+def test_tokens_go_to_their_slots_of_the_blocks_and_negative_slots_are_left_out(mode):
     blocks, size, heads, elements = 3, 4, 2, 16
     key, value = torch.randn(2, 5, heads, elements).half()
-    slots = torch.tensor([0, 5, 11, 3, 8], dtype=torch.int32)
+    slots = torch.tensor([0, 5, 11, -1, 8], dtype=torch.int32)
     shape = (blocks, size, heads, elements) if mode == "Norm" else (blocks, heads, size, elements)
     caches = [torch.zeros(shape).half().npu() for _ in range(2)]
     torch_npu.npu_scatter_pa_kv_cache(key.npu(), value.npu(), *caches, slots.npu(), cache_mode=mode)
     for cache, tokens in zip(caches, (key, value), strict=True):
         expected = torch.zeros(shape).half()
-        for token, slot in zip(tokens, slots.tolist(), strict=True):
+        for token, slot in zip(tokens[[0, 1, 2, 4]], (0, 5, 11, 8), strict=True):
             block, place = divmod(slot, size)
             (expected[block, place] if mode == "Norm" else expected[block, :, place])[:] = token
         assert torch.equal(cache.cpu(), expected)
@@ -170,10 +155,10 @@ def test_values_of_int8_have_keys_of_int8():
         torch_npu.npu_scatter_pa_kv_cache(key, value, of_keys, of_values, slots, cache_mode="Norm")
 
 
-def test_keys_alone_go_to_their_slots():
-    key, cache = torch.randn(2, 2, 16).half(), torch.zeros(3, 4, 2, 16).half()
-    result = torch_npu.npu_scatter_pa_cache(key.npu(), torch.tensor([5, 11]).npu(), key_cache=cache.npu())
-    cache[1, 1], cache[2, 3] = key
+def test_keys_alone_go_to_their_slots_and_negative_slots_are_left_out():
+    key, cache = torch.randn(3, 2, 16).half(), torch.zeros(3, 4, 2, 16).half()
+    result = torch_npu.npu_scatter_pa_cache(key.npu(), torch.tensor([5, -1, 11]).npu(), key_cache=cache.npu())
+    cache[1, 1], cache[2, 3] = key[[0, 2]]
     assert torch.equal(result.cpu(), cache)
 
 
@@ -218,9 +203,8 @@ def _indexed(table):
 )
 @pytest.mark.parametrize("outside", [-1, 4])
 def test_a_block_that_is_not_there_is_a_fault(read, outside):
-    with pytest.raises(RuntimeError, match=f"blockTables? has the index {outside}; CANN takes 0 to 3"):
+    with refused(f"blockTables? has the index {outside}; CANN takes 0 to 3"):
         read(torch.tensor([[0, outside, -1]]).int().npu())
-        torch.npu.synchronize()
     # Numbers of blocks that are not needed pad the table.
     read(torch.tensor([[0, 3, -1]]).int().npu())
     torch.npu.synchronize()

@@ -2,7 +2,7 @@
 
 import torch
 import torch_npu
-from tests._values import assert_near
+from tests._values import assert_near, called
 
 _LENGTHS = (3, 4, 1)
 _TOKENS, _KEY_HEADS, _HEADS, _KEYS, _VALUES = sum(_LENGTHS), 2, 4, 8, 6
@@ -29,16 +29,8 @@ def _wide(query, key, value, beta, decay):
 def test_each_sequence_starts_from_its_state_and_gives_the_last():
     query, key, value, beta, decay = _inputs()
     initial = torch.randn(len(_LENGTHS), _HEADS, _VALUES, _KEYS).bfloat16()
-    result, final = torch_npu.npu_chunk_gated_delta_rule(
-        query.npu(),
-        key.npu(),
-        value.npu(),
-        beta=beta.npu(),
-        initial_state=initial.npu(),
-        actual_seq_lengths=torch.tensor(_LENGTHS, dtype=torch.int32).npu(),
-        scale=0.5,
-        g=decay.npu(),
-    )
+    options = {"beta": beta, "initial_state": initial, "actual_seq_lengths": torch.tensor(_LENGTHS).int(), "g": decay}
+    result, final = called(torch_npu.npu_chunk_gated_delta_rule, query, key, value, scale=0.5, **options)
     expected, states = [], []
     parts = zip(*(each.split(_LENGTHS) for each in _wide(query, key, value, beta, decay)), strict=True)
     for state, tokens in zip(initial.double(), parts, strict=True):
@@ -55,18 +47,9 @@ def test_each_token_keeps_its_state_and_a_sequence_goes_on_from_the_accepted_one
     states = torch.randn(_TOKENS + 2, _HEADS, _VALUES, _KEYS).bfloat16()
     places, accepted = torch.randperm(_TOKENS + 2)[:_TOKENS], [2, 1, 1]
     on_npu = states.npu()
-    result = torch_npu.npu_recurrent_gated_delta_rule(
-        query.npu(),
-        key.npu(),
-        value.npu(),
-        on_npu,
-        beta=beta.npu(),
-        scale=0.5,
-        actual_seq_lengths=torch.tensor(_LENGTHS, dtype=torch.int32).npu(),
-        ssm_state_indices=places.int().npu(),
-        num_accepted_tokens=torch.tensor(accepted, dtype=torch.int32).npu(),
-        g=decay.npu(),
-    )
+    options = {"beta": beta, "actual_seq_lengths": torch.tensor(_LENGTHS).int(), "g": decay}
+    options |= {"ssm_state_indices": places.int(), "num_accepted_tokens": torch.tensor(accepted).int()}
+    result = called(torch_npu.npu_recurrent_gated_delta_rule, query, key, value, on_npu, scale=0.5, **options)
     wide, first = _wide(query, key, value, beta, decay), 0
     expected, after = [], states.double()
     for length, last in zip(_LENGTHS, accepted, strict=True):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import backward
+from tests._values import backward, leaves
 from torch import Tensor
 
 _HEADS = 2
@@ -107,8 +107,7 @@ def _check_attention(inputs: list[Tensor], layout: str, sequences: list[tuple[Te
         assert part.double().mean().item() == pytest.approx(keep_prob, abs=4 * (0.1875 / part.numel()) ** 0.5)
 
     inputs[2] = torch.randn(inputs[2].shape)
-    on_npu = [each.npu().requires_grad_() for each in inputs]
-    reference = [each.double().requires_grad_() for each in inputs]
+    on_npu, reference = leaves(*inputs)
     result, expected = attention(*on_npu), _dropped(reference, layout, kept, keep_prob)
     torch.testing.assert_close(result.cpu().double(), expected, rtol=0, atol=2e-6 * expected.abs().max().item())
     backward(result, expected)

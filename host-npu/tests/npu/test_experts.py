@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch_npu
-from tests._values import assert_near, backward
+from tests._values import assert_gradients, assert_near, backward, refused
 
 _TOKENS, _CHOICES, _EXPERTS, _SIZE = 7, 3, 5, 16
 
@@ -38,9 +38,7 @@ def test_tokens_come_back_weighted():
     result = torch_npu.npu_moe_token_unpermute(on_npu[0], places.int().npu(), on_npu[1])
     expected = (reference[0][places].unflatten(0, (_TOKENS, _CHOICES)) * reference[1][..., None]).sum(1)
     assert_near(result, expected)
-    backward(result, expected)
-    for actual, wanted in zip(on_npu, reference, strict=True):
-        assert_near(actual.grad, wanted.grad)
+    assert_gradients(result, expected, on_npu, reference)
 
 
 def test_tokens_come_back_as_they_were_without_weights():
@@ -57,10 +55,8 @@ def test_tokens_come_back_as_they_were_without_weights():
 def test_places_outside_of_the_tokens_end_the_operator(index):
     places = torch.arange(_TOKENS, dtype=torch.int32)
     places[2] = index
-    with pytest.raises(RuntimeError, match=f"sortedIndices has the index {index}; CANN takes 0 to {_TOKENS - 1}"):
+    with refused(f"sortedIndices has the index {index}; CANN takes 0 to {_TOKENS - 1}"):
         torch_npu.npu_moe_token_unpermute(torch.randn(_TOKENS, _SIZE).npu(), places.npu())
-        torch.npu.synchronize()
-    assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
 
 
 def test_a_place_of_a_copy_that_was_left_out_is_0():

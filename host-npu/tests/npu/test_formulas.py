@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch_npu
-from tests._values import DTYPES, assert_near, backward
+from tests._values import DTYPES, assert_gradients, assert_near, leaves
 from torch import Tensor
 
 _EPSILON = 1e-6
@@ -240,13 +240,9 @@ def test_results_are_those_of_float64(case, dtype):
 @DTYPES
 def test_gradients_are_those_of_float64(case, dtype):
     inputs = _inputs(case, dtype)
-    on_npu = [each.npu().requires_grad_() for each in inputs]
-    reference = [each.double().requires_grad_() for each in inputs]
+    on_npu, reference = leaves(*inputs)
     result, expected = _tuple(case.operator(*on_npu))[0], _tuple(case.reference(*reference))[0]
-    backward(result, expected)
-    for actual, wanted in zip(on_npu, reference, strict=True):
-        assert actual.grad is not None and wanted.grad is not None
-        assert_near(actual.grad, wanted.grad, units=2)
+    assert_gradients(result, expected, on_npu, reference, units=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

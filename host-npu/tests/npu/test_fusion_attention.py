@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch_npu
-from tests._values import DTYPES, assert_near, backward, called
+from tests._values import DTYPES, assert_gradients, assert_near, called, leaves
 from torch import Tensor
 
 _TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
@@ -47,21 +47,17 @@ def _inputs(heads_of_keys: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
 
 
-def _check(inputs, layout, mode, pse=None, operator=torch_npu.npu_fusion_attention, **options):
+_TOKENS = "pre_tockens", "next_tockens"
+
+
+def _check(inputs, layout, mode, pse=None, operator=torch_npu.npu_fusion_attention, tokens=_TOKENS):
     number, mask, before, after, left_out = mode
     on_npu = [_LAYOUTS[layout](each).contiguous().npu().requires_grad_() for each in inputs]
     reference = [each.double().requires_grad_() for each in inputs]
     of_pse = [] if pse is None else [pse.npu().requires_grad_()]
-    result, maximum, total, *_ = operator(
-        *on_npu,
-        _HEADS,
-        layout,
-        pse=of_pse[0] if of_pse else None,
-        atten_mask=None if mask is None else mask.npu(),
-        scale=_SCALE,
-        sparse_mode=number,
-        **{name: value for name, value in zip(options["tokens"], (before, after), strict=True)},
-    )
+    options = {"pse": of_pse[0] if of_pse else None, "atten_mask": mask, "sparse_mode": number}
+    options |= zip(tokens, (before, after), strict=True)
+    result, maximum, total, *_ = called(operator, *on_npu, _HEADS, layout, scale=_SCALE, **options)
     wide_pse = None if pse is None else pse.double().requires_grad_()
     expected = _attention(*reference, wide_pse, left_out)
     assert_near(result, _LAYOUTS[layout](expected))
@@ -75,29 +71,26 @@ def _check(inputs, layout, mode, pse=None, operator=torch_npu.npu_fusion_attenti
         assert_near(of_pse[0].grad, wide_pse.grad, units=2)
 
 
-_FIRST, _SECOND = {"tokens": ("pre_tockens", "next_tockens")}, {"tokens": ("pre_tokens", "next_tokens")}
-
-
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES)
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_each_layout_and_sparse_mode_is_that_of_float64(layout, mode):
-    _check(_inputs(_HEADS, torch.float32), layout, mode, **_FIRST)
+    _check(_inputs(_HEADS, torch.float32), layout, mode)
 
 
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_sparse_mode_has_no_effect_without_a_mask(number):
-    _check(_inputs(_HEADS, torch.float32), "BNSD", (number, None, 1, 1, _DISTANCE > _ALL), **_FIRST)
+    _check(_inputs(_HEADS, torch.float32), "BNSD", (number, None, 1, 1, _DISTANCE > _ALL))
 
 
 @DTYPES
 @pytest.mark.parametrize("heads_of_keys", [1, 2, 4])
 def test_heads_of_keys_may_be_shared_in_each_dtype(heads_of_keys, dtype):
-    _check(_inputs(heads_of_keys, dtype), "BSH", _MODES["causal from the last"], **_FIRST)
+    _check(_inputs(heads_of_keys, dtype), "BSH", _MODES["causal from the last"])
 
 
 @pytest.mark.parametrize("shape", [(2, _HEADS, _QUERIES, _KEYS), (1, _HEADS, 1, _KEYS)], ids=str)
 def test_pse_is_added_before_the_scale_and_has_a_gradient(shape):
-    _check(_inputs(_HEADS, torch.float32), "BNSD", _MODES["a mask"], torch.randn(shape), **_FIRST)
+    _check(_inputs(_HEADS, torch.float32), "BNSD", _MODES["a mask"], torch.randn(shape))
 
 
 def test_the_second_version_computes_the_same():
@@ -107,7 +100,7 @@ def test_the_second_version_computes_the_same():
         _MODES["a band from the last"],
         torch.randn(2, _HEADS, _QUERIES, _KEYS),
         operator=torch_npu.npu_fusion_attention_v2,
-        **_SECOND,
+        tokens=("pre_tokens", "next_tokens"),
     )
 
 
@@ -117,7 +110,7 @@ def test_each_batch_may_have_a_prefix_that_all_queries_attend_to(number):
     left_out = torch.stack([(_DISTANCE > _LAST) & (torch.arange(_KEYS) >= length) for length in prefix])[:, None]
     picture = torch.cat([_TRIANGLE, (torch.arange(2048) >= 1024).expand(1024, -1)])
     mode = number, left_out if number == 5 else picture, _ALL, _ALL, left_out
-    _check(_inputs(_HEADS, torch.float32), "BNSD", mode, operator=_with(prefix=prefix), **_FIRST)
+    _check(_inputs(_HEADS, torch.float32), "BNSD", mode, operator=_with(prefix=prefix))
 
 
 def _with(**options):
@@ -139,21 +132,12 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
     number, mask, before, after, _ = _MODES[mode]
     query = torch.randn(sum(queries for queries, _ in lengths), _HEADS, 16)
     key, value = (torch.randn(sum(keys for _, keys in lengths), 2, 16) for _ in range(2))
-    on_npu = [each.npu().requires_grad_() for each in (query, key, value)]
-    reference = [each.double().requires_grad_() for each in (query, key, value)]
+    on_npu, reference = leaves(query, key, value)
     ends = [torch.tensor(each).cumsum(0).tolist() for each in zip(*lengths, strict=True)]
-    result, maxima, sums, *_ = torch_npu.npu_fusion_attention(
-        *on_npu,
-        _HEADS,
-        "TND",
-        atten_mask=None if mask is None else mask.npu(),
-        scale=_SCALE,
-        sparse_mode=number,
-        pre_tockens=before,
-        next_tockens=after,
-        actual_seq_qlen=ends[0],
-        actual_seq_kvlen=ends[1],
-    )
+    options = {"atten_mask": mask, "sparse_mode": number, "pre_tockens": before, "next_tockens": after}
+    options |= {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1]}
+    attend = torch_npu.npu_fusion_attention
+    result, maxima, sums, *_ = called(attend, *on_npu, _HEADS, "TND", scale=_SCALE, **options)
     numbers = [list(each) for each in zip(*lengths, strict=True)]
     parts = zip(*[each.split(numbers[min(at, 1)]) for at, each in enumerate(reference)], strict=True)
     results = []
@@ -173,9 +157,7 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
     # As the statistics of a query that attends to nothing.
     without_keys = torch.cat([torch.full((queries,), keys == 0) for queries, keys in lengths]).npu()
     assert sums[without_keys].eq(0).all() and maxima[without_keys].eq(torch.finfo(torch.float32).min).all()
-    backward(result, expected)
-    for actual, wanted in zip(on_npu, reference, strict=True):
-        assert_near(actual.grad, wanted.grad, units=2)
+    assert_gradients(result, expected, on_npu, reference, units=2)
 
 
 def _attention_with_sink(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
@@ -225,8 +207,7 @@ def test_a_sink_has_a_number_for_each_head():
 def test_a_part_of_the_heads_may_have_tensors_of_its_own(has_rope):
     inputs = [torch.randn(9, heads, size) for heads, size in ((_HEADS, 32), (2, 32), (2, 32), (_HEADS, 16), (2, 16))]
     inputs = inputs if has_rope else inputs[:3]
-    on_npu = [each.npu().requires_grad_() for each in inputs]
-    reference = [each.double().requires_grad_() for each in inputs]
+    on_npu, reference = leaves(*inputs)
     ropes = {"query_rope": on_npu[3], "key_rope": on_npu[4]} if has_rope else {}
     ends = {"actual_seq_qlen": [4, 9], "actual_seq_kvlen": [4, 9]}
     result = torch_npu.npu_fusion_attention_v2(*on_npu[:3], _HEADS, "TND", scale=_SCALE, **ends, **ropes)[0]
@@ -235,9 +216,7 @@ def test_a_part_of_the_heads_may_have_tensors_of_its_own(has_rope):
     nothing = torch.tensor(False)
     expected = torch.cat([_attention(*part, None, nothing)[0].transpose(0, 1) for part in parts])
     assert_near(result, expected)
-    backward(result, expected)
-    for actual, wanted in zip(on_npu, reference, strict=True):
-        assert_near(actual.grad, wanted.grad, units=2)
+    assert_gradients(result, expected, on_npu, reference, units=2)
 
 
 def _boolean(*shape: int) -> Tensor:

@@ -3,18 +3,11 @@
 import pytest
 import torch
 import torch_npu
-from torch.nn.functional import gelu, silu
+from tests._values import assert_quantized, assert_rows_quantized, called
+from torch.nn.functional import gelu, rms_norm, silu
 
 _EPSILON = 1e-6
 _ONES = torch.ones(1, 16, device="npu")
-
-
-def _assert_quantized(actual, scale, exact, limit=2e-3):
-    """Assert that rows and their scales are those of the exact numbers, up to a neighbour at halves."""
-    expected = exact.abs().amax(-1) / 127
-    torch.testing.assert_close(scale.cpu().double().view(expected.shape), expected, rtol=2e-6, atol=1e-9)
-    assert actual.dtype == torch.int8
-    assert (actual.cpu().double() - exact / expected[..., None]).abs().max() <= 0.5 + limit
 
 
 def _swiglu(x, left):
@@ -39,7 +32,7 @@ def test_swiglu_is_quantized_row_by_row_and_has_reciprocal_scales(smooth, left):
     quantized, scale = torch_npu.npu_swiglu_quant(
         x.npu(), smooth_scales=scales.npu() if smooth else None, quant_mode=1, activate_left=left
     )
-    _assert_quantized(quantized, scale.reciprocal(), _swiglu(x.double(), left) * (scales.double() if smooth else 1))
+    assert_rows_quantized(quantized, scale.reciprocal(), _swiglu(x.double(), left) * (scales.double() if smooth else 1))
 
 
 def test_a_dynamic_quantization_ignores_the_offsets_of_a_static_one():
@@ -57,7 +50,7 @@ def test_groups_of_rows_have_smooth_scales_of_their_own(kind):
         x.npu(), smooth_scales=scales.npu(), group_index=groups, quant_mode=1, group_list_type=kind
     )
     of_rows = scales.double().repeat_interleave(torch.tensor([2, 0, 4]), 0)
-    _assert_quantized(quantized, scale.reciprocal(), _swiglu(x.double(), False) * of_rows)
+    assert_rows_quantized(quantized, scale.reciprocal(), _swiglu(x.double(), False) * of_rows)
 
 
 @pytest.mark.parametrize("by_column", [False, True], ids=["tensors", "channels"])
@@ -66,18 +59,12 @@ def test_swiglu_is_quantized_by_given_scales_and_offsets(sizes, by_column):
     x, groups = torch.randn(6, 32).half(), 1 if sizes is None else len(sizes)
     shape = (groups, 16) if by_column else (groups,)
     scales, offsets = torch.rand(shape) * 90, torch.randn(shape) * 5
-    quantized, _ = torch_npu.npu_swiglu_quant(
-        x.npu(),
-        smooth_scales=scales.npu(),
-        offsets=offsets.npu(),
-        group_index=None if sizes is None else torch.tensor(sizes, dtype=torch.int32).npu(),
-        group_list_type=1,
-    )
+    rows = None if sizes is None else torch.tensor(sizes).int()
+    options = {"smooth_scales": scales, "offsets": offsets, "group_index": rows, "group_list_type": 1}
+    quantized, _ = called(torch_npu.npu_swiglu_quant, x, **options)
     lengths = torch.tensor(sizes or [6])
     factor, summand = (each.double().view(groups, -1).repeat_interleave(lengths, 0) for each in (scales, offsets))
-    exact = (_swiglu(x.double(), False) * factor + summand).clamp(-128, 127)
-    assert quantized.dtype == torch.int8 and quantized.shape == (6, 16)
-    assert (quantized.cpu().double() - exact).abs().max() <= 0.501
+    assert_quantized(quantized, _swiglu(x.double(), False) * factor + summand)
 
 
 @pytest.mark.parametrize(
@@ -103,30 +90,24 @@ def test_sums_are_dequantized_before_swiglu(left, grouped):
     sizes = torch.tensor([2, 0, 4] if grouped else [6])
     of_columns, smooth = torch.rand(len(sizes), 32) / 1000, torch.rand(len(sizes), 16)
     of_rows = torch.rand(6, 1)
-    quantized, scale = torch_npu.npu_dequant_swiglu_quant(
-        x.npu(),
-        weight_scale=of_columns.npu(),
-        activation_scale=of_rows.npu(),
-        quant_scale=smooth.npu(),
-        group_index=sizes.npu() if grouped else None,
-        activate_left=left,
-        quant_mode=1,
-    )
+    options = {"weight_scale": of_columns, "activation_scale": of_rows, "quant_scale": smooth}
+    options |= {"group_index": sizes if grouped else None, "activate_left": left}
+    quantized, scale = called(torch_npu.npu_dequant_swiglu_quant, x, quant_mode=1, **options)
     exact = x.double() * of_columns.double().repeat_interleave(sizes, 0) * of_rows.double()
-    _assert_quantized(quantized, scale, _swiglu(exact, left) * smooth.double().repeat_interleave(sizes, 0))
+    assert_rows_quantized(quantized, scale, _swiglu(exact, left) * smooth.double().repeat_interleave(sizes, 0))
 
 
 def test_floats_need_no_dequantization_before_swiglu():
     x = torch.randn(4, 32).bfloat16()
     quantized, scale = torch_npu.npu_dequant_swiglu_quant(x.npu(), quant_mode=1)
-    _assert_quantized(quantized, scale, _swiglu(x.double(), False))
+    assert_rows_quantized(quantized, scale, _swiglu(x.double(), False))
 
 
 def test_the_clipped_unit_is_quantized_as_well():
     x = torch.randn(4, 32).bfloat16() * 4
     quantized, scale = torch_npu.npu_dequant_swiglu_quant(x.npu(), quant_mode=1, swiglu_mode=1, clamp_limit=3.0)
     gate, value = x.double()[:, ::2].clamp(max=3), x.double()[:, 1::2].clamp(-3, 3)
-    _assert_quantized(quantized, scale, gate * torch.sigmoid(gate * 1.702) * (value + 1))
+    assert_rows_quantized(quantized, scale, gate * torch.sigmoid(gate * 1.702) * (value + 1))
 
 
 @pytest.mark.parametrize("offset", [None, _ONES[0].half()], ids=["", "ignores an offset"])
@@ -136,7 +117,7 @@ def test_gelu_is_quantized_row_by_row(approximate, offset):
     quantized, scale = torch_npu.npu_gelu_quant(
         x.npu(), input_scale=smooth.npu(), input_offset=offset, approximate=approximate
     )
-    _assert_quantized(quantized, scale, gelu(x.double(), approximate=approximate) * smooth.double())
+    assert_rows_quantized(quantized, scale, gelu(x.double(), approximate=approximate) * smooth.double())
 
 
 def test_gelu_is_quantized_by_a_given_scale():
@@ -144,13 +125,11 @@ def test_gelu_is_quantized_by_a_given_scale():
     quantized, _ = torch_npu.npu_gelu_quant(
         x.npu(), input_scale=factor.npu(), input_offset=offset.npu(), quant_mode="static"
     )
-    exact = (gelu(x.double()) * 20 + 3).clamp(-128, 127)
-    assert (quantized.cpu().double() - exact).abs().max() <= 0.501
+    assert_quantized(quantized, gelu(x.double()) * 20 + 3)
 
 
-def _normal(x, gamma, beta=None):
-    scaled = x.double() * (x.double().square().mean(-1, True) + _EPSILON).rsqrt() * gamma.double()
-    return scaled if beta is None else scaled + beta.double()
+def _normal(x, gamma):
+    return rms_norm(x.double(), (16,), gamma.double(), _EPSILON)
 
 
 @pytest.mark.parametrize("divides", [True, False], ids=["divides", "multiplies"])
@@ -160,9 +139,8 @@ def test_rms_norm_is_quantized_by_a_scale_of_columns(divides):
     quantized, _ = torch_npu.npu_rms_norm_quant_v2(
         x.npu(), gamma.npu(), scale.npu(), beta=beta.npu(), epsilon=_EPSILON, div_mode=divides
     )
-    normal = _normal(x, gamma, beta)
-    exact = (normal / scale.double() if divides else normal * scale.double()).clamp(-128, 127)
-    assert (quantized.cpu().double() - exact).abs().max() <= 0.502
+    normal = _normal(x, gamma) + beta.double()
+    assert_quantized(quantized, normal / scale.double() if divides else normal * scale.double(), limit=2e-3)
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 needs an output_mask of its own kind")
@@ -170,18 +148,12 @@ def test_rms_norm_is_quantized_by_a_scale_of_columns(divides):
 def test_rms_norm_of_a_sum_is_quantized_for_each_smooth_scale(smooth):
     x1, x2, gamma = (torch.randn(shape).half() for shape in ((4, 16), (4, 16), (16,)))
     scales = [torch.rand(16).half() for _ in range(smooth)]
-    names = ("smooth_scale1", "smooth_scale2")
-    results = torch_npu.npu_add_rms_norm_dynamic_quant(
-        x1.npu(),
-        x2.npu(),
-        gamma.npu(),
-        epsilon=_EPSILON,
-        **{name: scale.npu() for name, scale in zip(names, scales, strict=False)},
-    )
+    options = dict(zip(("smooth_scale1", "smooth_scale2"), scales, strict=False))
+    results = called(torch_npu.npu_add_rms_norm_dynamic_quant, x1, x2, gamma, epsilon=_EPSILON, **options)
     normal = _normal(x1.float() + x2.float(), gamma)
     torch.testing.assert_close(results[2].cpu(), x1 + x2)
     for index, scale in enumerate(scales or [torch.ones(16)]):
-        _assert_quantized(results[index], results[3 + index], normal * scale.double())
+        assert_rows_quantized(results[index], results[3 + index], normal * scale.double())
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 needs an output_mask of its own kind")
@@ -190,7 +162,7 @@ def test_a_mask_says_which_quantizations_are_wanted():
     y1, y2, _, scale1, scale2 = torch_npu.npu_add_rms_norm_dynamic_quant(
         x.npu(), x.npu(), gamma.npu(), epsilon=_EPSILON, output_mask=[False, True]
     )
-    _assert_quantized(y2, scale2, _normal(x.float() * 2, gamma))
+    assert_rows_quantized(y2, scale2, _normal(x.float() * 2, gamma))
     assert y1.numel() <= 1 or scale1.isnan().all()
 
 

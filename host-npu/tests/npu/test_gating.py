@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch_npu
-from tests._values import assert_near
+from tests._values import assert_near, called
 
 _TOKENS, _EXPERTS, _CHOICES = 7, 12, 3
 
@@ -54,18 +54,9 @@ def _gated(x, bias, k, groups, kept, select, renorm, sigmoid, scale, epsilon=1e-
 @pytest.mark.parametrize(("renorm", "norm_type"), [(0, 0), (1, 0), (0, 1)])
 def test_the_gating_in_groups_is_its_formula(biased, groups, kept, select, renorm, norm_type):
     x, bias = torch.randn(_TOKENS, _EXPERTS), torch.randn(_EXPERTS) if biased else None
-    weights, experts, norm = torch_npu.npu_moe_gating_top_k(
-        x.npu(),
-        _CHOICES,
-        bias=None if bias is None else bias.npu(),
-        k_group=kept,
-        group_count=groups,
-        group_select_mode=select,
-        renorm=renorm,
-        norm_type=norm_type,
-        out_flag=True,
-        routed_scaling_factor=2.5,
-    )
+    options = {"k_group": kept, "group_count": groups, "group_select_mode": select, "routed_scaling_factor": 2.5}
+    options |= {"bias": bias, "renorm": renorm, "norm_type": norm_type, "out_flag": True}
+    weights, experts, norm = called(torch_npu.npu_moe_gating_top_k, x, _CHOICES, **options)
     wide_bias = None if bias is None else bias.double()
     expected = _gated(x.double(), wide_bias, _CHOICES, groups, kept, select, renorm, norm_type == 1, 2.5)
     assert_near(weights, expected[0])
@@ -79,14 +70,9 @@ def test_the_gradient_of_the_gating_is_that_of_float64(renorm, norm_type):
     weights, experts, norm = _gated(x, None, _CHOICES, 1, 1, 0, renorm, norm_type == 1, 2.5)
     grad = torch.randn(_TOKENS, _CHOICES)
     weights.backward(grad.double())
-    actual = torch_npu.npu_moe_gating_top_k_backward(
-        norm.detach().float().npu(),
-        grad.npu(),
-        experts.int().npu(),
-        renorm=renorm,
-        norm_type=norm_type,
-        routed_scaling_factor=2.5,
-    )
+    options = {"renorm": renorm, "norm_type": norm_type, "routed_scaling_factor": 2.5}
+    given = norm.detach().float(), grad, experts.int()
+    actual = called(torch_npu.npu_moe_gating_top_k_backward, *given, **options)
     assert_near(actual, x.grad)
 
 

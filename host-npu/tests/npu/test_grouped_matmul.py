@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import assert_near, called
+from tests._values import assert_near, called, refused
 
 _SIZES = (3, 0, 5)
 _ONE_GROUP = torch.tensor([3])
@@ -246,10 +246,8 @@ def test_a_list_of_ends_takes_the_same_dtypes(x, weight, bias, sentence):
     ids=["size", "pair", "sum", "group"],
 )
 def test_sizes_that_are_wrong_end_the_operator(kind, groups, sentence):
-    with pytest.raises(RuntimeError, match=sentence):
+    with refused(sentence):
         _multiplied(_HALF, _zeros(torch.half, 3, 4, 6), group_list=torch.tensor(groups), group_list_type=kind)
-        torch.npu.synchronize()
-    assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("rows", [{"group_type": -1, "split_item": 0, "group_list": None}, {"group_list": _ONE_GROUP}])
@@ -264,14 +262,13 @@ def test_one_group_has_a_bias_and_scales_of_its_own(rows):
 def test_each_group_has_numbers_of_its_own(name):
     numbers = {option: [_HALF[0]] * 3 for option in ("antiquant_scale", "antiquant_offset")}
     numbers[name] = numbers[name][:2]
-    with pytest.raises(RuntimeError, match="is a list of 2 tensors for 3 groups"):
+    with refused("is a list of 2 tensors for 3 groups"):
         _multiplied(
             torch.zeros(6, 4).half(),
             [torch.zeros(4, 4, dtype=torch.int8)] * 3,
             group_list=torch.tensor([2, 4, 6]),
             **numbers,
         )
-        torch.npu.synchronize()
 
 
 @pytest.mark.parametrize("kind", [None, *_LISTS], ids=["no list", "ends", "sizes", "pairs"])
@@ -288,6 +285,5 @@ def test_several_matrices_of_rows_have_one_output(kind, biased):
 
 
 def test_a_list_says_the_rows_that_several_matrices_have():
-    with pytest.raises(RuntimeError, match="group_list has 2 rows for the group 0 where x has 3"):
+    with refused("group_list has 2 rows for the group 0 where x has 3"):
         _multiplied([_HALF[:3], _HALF[3:]], [_zeros(torch.half, 4, 6)] * 2, group_list=torch.tensor([2, 8]))
-        torch.npu.synchronize()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import backward
+from tests._values import backward, leaves
 
 pytestmark = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 calls these functions otherwise")
 
@@ -35,8 +35,7 @@ def test_matrices_become_doubly_stochastic(shape, iterations):
 def test_streams_are_mixed_and_get_the_output_of_a_layer(leading, dtype):
     x, layer = torch.randn(*leading, 4, 16).to(dtype), torch.randn(*leading, 16).to(dtype)
     mix, post = torch.rand(*leading, 4, 4), torch.rand(*leading, 4)
-    on_npu = [each.npu().requires_grad_() for each in (x, mix, layer, post)]
-    reference = [each.double().requires_grad_() for each in (x, mix, layer, post)]
+    on_npu, reference = leaves(x, mix, layer, post)
     result = torch_npu.npu_mhc_post(*on_npu)
     expected = reference[1].mT @ reference[0] + reference[3][..., None] * reference[2].unsqueeze(-2)
     backward(result, expected)

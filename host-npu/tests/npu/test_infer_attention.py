@@ -253,13 +253,8 @@ def test_rope_adds_a_product_of_its_own(operator):
 
 def test_a_learnable_sink_takes_a_part_of_the_softmax():
     inputs, sink = _inputs(4), torch.randn(_HEADS).half()
-    result = torch_npu.npu_fused_infer_attention_score_v2(
-        *[each.npu() for each in inputs],
-        num_query_heads=_HEADS,
-        softmax_scale=_SCALE,
-        input_layout="BNSD",
-        learnable_sink=sink.npu(),
-    )[0]
+    options = {"num_query_heads": _HEADS, "softmax_scale": _SCALE, "input_layout": "BNSD", "learnable_sink": sink}
+    result = called(torch_npu.npu_fused_infer_attention_score_v2, *inputs, **options)[0]
     query, key, value = (each.double() for each in inputs)
     scores = torch.cat([query @ key.mT * _SCALE, sink.double().view(-1, 1, 1).expand(2, -1, _QUERIES, 1)], -1)
     assert_near(result, scores.softmax(-1)[..., :-1] @ value)
@@ -281,15 +276,10 @@ def test_a_learnable_sink_of_other_heads_or_with_the_sums_is_refused(heads, sent
 def test_an_increment_is_one_query_with_the_lengths_of_its_keys(layout):
     inputs = _inputs(2, queries=1)
     mask = torch.arange(_KEYS).expand(2, -1) == 3
-    result = torch_npu.npu_incre_flash_attention(
-        *[_LAYOUTS[layout](each).contiguous().npu() for each in inputs],
-        input_layout=layout,
-        num_heads=_HEADS,
-        num_key_value_heads=2,
-        scale_value=_SCALE,
-        atten_mask=mask.npu(),
-        actual_seq_lengths=[9, 6],
-    )
+    options = {"num_heads": _HEADS, "num_key_value_heads": 2, "scale_value": _SCALE, "input_layout": layout}
+    options |= {"atten_mask": mask, "actual_seq_lengths": [9, 6]}
+    given = [_LAYOUTS[layout](each).contiguous() for each in inputs]
+    result = called(torch_npu.npu_incre_flash_attention, *given, **options)
     for batch, length in enumerate((9, 6)):
         query, key, value = (each[batch].double() for each in inputs)
         expected, _ = _attention(query, key[:, :length], value[:, :length], mask[batch, :length])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import assert_near
+from tests._values import assert_near, called
 
 _BATCH, _VALUES, _KEYS, _EPSILON = 3, 32, 16, 1e-5
 
@@ -42,15 +42,8 @@ def test_rows_go_to_their_places_of_the_sequences():
     inputs = _inputs(torch.float16, length=2)
     keys, values = torch.zeros(_BATCH, 1, 8, _KEYS).half().npu(), torch.zeros(_BATCH, 1, 8, _VALUES).half().npu()
     places = torch.tensor([[0, 1], [-1, 5], [7, 2]])
-    *_, key_rows, value_rows = torch_npu.npu_kv_rmsnorm_rope_cache(
-        *[each.npu() for each in inputs],
-        places.npu(),
-        keys,
-        values,
-        epsilon=_EPSILON,
-        cache_mode="Norm",
-        is_output_kv=True,
-    )
+    options = {"epsilon": _EPSILON, "cache_mode": "Norm", "is_output_kv": True}
+    *_, key_rows, value_rows = called(torch_npu.npu_kv_rmsnorm_rope_cache, *inputs, places, keys, values, **options)
     for cache, rows, given in zip((keys, values), _rows(*inputs), (key_rows, value_rows), strict=True):
         expected = torch.zeros(_BATCH, 1, 8, rows.size(-1), dtype=torch.float64)
         for batch, of_batch in enumerate(places.tolist()):
@@ -77,14 +70,9 @@ def test_rows_go_to_blocks_and_tiles(mode):
     if "BLK" in mode:
         first = blocks.view(_BATCH, 2, 1)
         slots = torch.where(first < 0, -1, first + torch.arange(8)).flatten(1)[:, :10]
-    torch_npu.npu_kv_rmsnorm_rope_cache(
-        *[each.npu() for each in inputs],
-        (blocks if "BLK" in mode else slots.flatten()).npu(),
-        keys,
-        values,
-        epsilon=_EPSILON,
-        cache_mode=mode,
-    )
+    index = blocks if "BLK" in mode else slots.flatten()
+    options = {"epsilon": _EPSILON, "cache_mode": mode}
+    called(torch_npu.npu_kv_rmsnorm_rope_cache, *inputs, index, keys, values, **options)
     for cache, rows in zip((keys, values), _rows(*inputs), strict=True):
         expected = torch.zeros(64, rows.size(-1), dtype=torch.float64)
         expected[slots[slots >= 0]] = rows[:, 0][slots >= 0]
@@ -145,15 +133,8 @@ def test_sequences_are_gathered_from_the_blocks_of_their_offsets(cumulative, shi
     offsets = [7, 3] if shifted else [0, 0]
     of_rows = torch.tensor([0, 6, 9] if cumulative else lengths, dtype=torch.int32)
     results = torch.empty(9, 2, 8).half().npu(), torch.empty(9, 2, 16).half().npu()
-    torch_npu.npu_gather_pa_kv_cache(
-        keys.npu(),
-        values.npu(),
-        tables.npu(),
-        of_rows.npu(),
-        *results,
-        seq_offset=torch.tensor(offsets, dtype=torch.int32).npu() if shifted else None,
-        is_seq_lens_cumsum=cumulative,
-    )
+    options = {"seq_offset": torch.tensor(offsets).int() if shifted else None, "is_seq_lens_cumsum": cumulative}
+    called(torch_npu.npu_gather_pa_kv_cache, keys, values, tables, of_rows, *results, **options)
     places = [
         (tables[row, offset // 4 + token // 4], token % 4)
         for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True))

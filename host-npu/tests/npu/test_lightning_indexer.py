@@ -58,14 +58,9 @@ def test_tokens_past_the_lengths_have_no_keys_and_are_none():
     sequences = _inputs([4, 4], [9, 9])
     lengths = [[2, 4], [7, 9]]
     query, key, weights = (torch.stack(each).npu() for each in zip(*sequences, strict=True))
-    found, _ = torch_npu.npu_lightning_indexer(
-        query,
-        key,
-        weights,
-        actual_seq_lengths_query=torch.tensor(lengths[0]).int().npu(),
-        actual_seq_lengths_key=torch.tensor(lengths[1]).int().npu(),
-        sparse_count=6,
-    )
+    names = "actual_seq_lengths_query", "actual_seq_lengths_key"
+    of_sequences = {name: torch.tensor(each).int().npu() for name, each in zip(names, lengths, strict=True)}
+    found, _ = torch_npu.npu_lightning_indexer(query, key, weights, sparse_count=6, **of_sequences)
     for number, (query, key, weights) in enumerate(sequences):
         queries, keys = lengths[0][number], lengths[1][number]
         wanted, _ = _top(query[:queries], key[:keys], weights[:queries], 6, True)

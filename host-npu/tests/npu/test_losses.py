@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import DTYPES, assert_near
+from tests._values import DTYPES, assert_near, called
 
 _ROWS, _COLUMNS = 12, 33
 
@@ -17,12 +17,8 @@ def test_cross_entropy_is_that_of_float64(smoothing, reduction, weighted, dtype)
     target = torch.randint(_COLUMNS, (_ROWS,)).index_fill(0, torch.tensor([2, 5]), -100)
     weight = torch.rand(_COLUMNS) + 0.5 if weighted else None
     on_npu, reference = x.npu().requires_grad_(), x.double().requires_grad_()
-    loss, log_prob, *_ = torch_npu.npu_cross_entropy_loss(
-        on_npu,
-        target.npu(),
-        None if weight is None else weight.npu(),
-        reduction=reduction,
-        label_smoothing=smoothing,
+    loss, log_prob, *_ = called(
+        torch_npu.npu_cross_entropy_loss, on_npu, target, weight, reduction=reduction, label_smoothing=smoothing
     )
     wide = None if weight is None else weight.double()
     expected = torch.nn.functional.cross_entropy(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import assert_near
+from tests._values import assert_gradients, assert_near, called, leaves
 
 _FUNCTIONS = {
     "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -157,15 +157,8 @@ def test_weights_of_int8_are_dequantized(precise, group_size):
     x, weight = torch.randn(4, 64).half(), torch.randint(-128, 128, (64, 32), dtype=torch.int8)
     shape = (32,) if group_size == 0 else (2, 32)
     scale, offset, bias = torch.rand(shape).half(), torch.randint(-9, 9, shape).half(), torch.randn(32).half()
-    result = torch_npu.npu_weight_quant_batchmatmul(
-        x.npu(),
-        weight.npu(),
-        scale.npu(),
-        offset.npu(),
-        bias=bias.npu(),
-        antiquant_group_size=group_size,
-        inner_precise=precise,
-    )
+    options = {"bias": bias, "antiquant_group_size": group_size, "inner_precise": precise}
+    result = called(torch_npu.npu_weight_quant_batchmatmul, x, weight, scale, offset, **options)
     whole = [each.double() if group_size == 0 else each.double().repeat_interleave(32, 0) for each in (scale, offset)]
     assert_near(result, x.double() @ ((weight.double() + whole[1]) * whole[0]) + bias.double(), units=2)
 
@@ -247,14 +240,7 @@ def test_groups_of_rows_are_quantized_for_products_with_int8():
 @pytest.mark.parametrize("biased", [False, True])
 def test_torch_npus_linear_is_linear(biased):
     inputs = [torch.randn(shape).half() for shape in ((5, 8), (4, 8), (4,))][: 3 if biased else 2]
-    on_npu, wide = (
-        [each.requires_grad_() for each in side]
-        for side in ([each.npu() for each in inputs], [each.double() for each in inputs])
-    )
+    on_npu, wide = leaves(*inputs)
     result, expected = torch_npu.npu_linear(*on_npu), torch.nn.functional.linear(*wide)
-    assert_near(result.detach(), expected.detach(), units=2)
-    weight = torch.randn(5, 4).half()
-    result.backward(weight.npu())
-    expected.backward(weight.double())
-    for mine, reference in zip(on_npu, wide, strict=True):
-        assert_near(mine.grad, reference.grad, units=2)
+    assert_near(result, expected, units=2)
+    assert_gradients(result, expected, on_npu, wide, units=2)

@@ -19,7 +19,7 @@ def _brain(x: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, gamma: Tensor) -> Tensor:
-    return x * (x.square().mean(-1, True) + _EPSILON).rsqrt() * gamma.double()
+    return torch.nn.functional.rms_norm(x, gamma.shape, gamma.double(), _EPSILON)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

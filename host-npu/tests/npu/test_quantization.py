@@ -4,6 +4,8 @@ import host_npu
 import pytest
 import torch
 import torch_npu
+from tests._values import assert_quantized, assert_rows_quantized
+from torch.nn.functional import rms_norm
 
 _MODES = pytest.mark.parametrize("mode", ["pertoken", "pertensor"])
 
@@ -12,30 +14,19 @@ def _rows(x, mode):
     return x.double().flatten()[None] if mode == "pertensor" else x.double().flatten(0, -2)
 
 
-def _assert_quantized(actual, exact, limit=1e-3):
-    """Assert that the integers are those of the exact numbers, or where these are halves, a neighbour."""
-    assert actual.dtype == torch.int8
-    assert (actual.cpu().double() - exact.clamp(-128, 127)).abs().max() <= 0.5 + limit
-
-
 @_MODES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_dynamic_scale_makes_the_largest_127(mode, dtype):
     x = torch.randn(3, 5, 16).to(dtype)
     quantized, scale = torch_npu.npu_dynamic_quant(x.npu(), quant_mode=mode)
     rows = _rows(x, mode)
-    expected = rows.abs().amax(-1, True) / 127
-    torch.testing.assert_close(scale.cpu().double().view(-1, 1), expected, rtol=1e-6, atol=0)
-    _assert_quantized(quantized, (rows / expected).view(x.shape))
+    assert_rows_quantized(quantized.view(rows.shape), scale, rows)
 
 
 def test_smooth_scales_come_before_the_dynamic_scale():
     x, smooth = torch.randn(4, 16).half(), torch.rand(16).half()
     quantized, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=smooth.npu())
-    smoothed = x.double() * smooth.double()
-    expected = smoothed.abs().amax(-1) / 127
-    torch.testing.assert_close(scale.cpu().double(), expected, rtol=1e-6, atol=0)
-    _assert_quantized(quantized, smoothed / expected[:, None])
+    assert_rows_quantized(quantized, scale, x.double() * smooth.double())
 
 
 @pytest.mark.parametrize("shape", [(6, 16), (2, 3, 16)], ids=str)
@@ -44,15 +35,13 @@ def test_groups_of_rows_have_smooth_scales_of_their_own(shape):
     ends = torch.tensor([2, 2, 6], dtype=torch.int32)
     smoothed = (x.view(6, 16).double() * smooth.double()[[0, 0, 2, 2, 2, 2]]).view(shape)
     quantized, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=smooth.npu(), group_index=ends.npu())
-    expected = smoothed.abs().amax(-1) / 127
-    torch.testing.assert_close(scale.cpu().double(), expected, rtol=1e-6, atol=0)
-    _assert_quantized(quantized, smoothed / expected[..., None])
+    assert_rows_quantized(quantized, scale, smoothed)
     quantized, scale, offset = torch_npu.npu_dynamic_quant_asymmetric(
         x.npu(), smooth_scales=smooth.npu(), group_index=ends.npu()
     )
     expected = (smoothed.amax(-1) - smoothed.amin(-1)) / 255
     torch.testing.assert_close(scale.cpu().double(), expected, rtol=1e-6, atol=0)
-    _assert_quantized(quantized, smoothed / expected[..., None] + offset.cpu().double()[..., None])
+    assert_quantized(quantized, smoothed / expected[..., None] + offset.cpu().double()[..., None])
 
 
 def test_rows_of_zeros_are_quantized_to_zeros():
@@ -69,7 +58,7 @@ def test_an_asymmetric_scale_has_an_offset(mode):
     shift = 127 - rows.amax(-1, True) / expected
     torch.testing.assert_close(scale.cpu().double().view(-1, 1), expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(offset.cpu().double().view(-1, 1), shift, rtol=1e-5, atol=1e-4)
-    _assert_quantized(quantized, (rows / expected + shift).view(x.shape))
+    assert_quantized(quantized, (rows / expected + shift).view(x.shape))
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -83,7 +72,7 @@ def test_quantize_multiplies_with_the_scale_of_an_axis(axis, offset):
     )
     shape = (-1,) if axis == -1 else (-1, 1)
     exact = x.double() * scale.double().view(shape)
-    _assert_quantized(result, exact if zero is None else exact + zero.double().view(shape))
+    assert_quantized(result, exact if zero is None else exact + zero.double().view(shape))
 
 
 @pytest.mark.parametrize(("dtype", "limits"), [(torch.qint8, (-128, 127)), (torch.quint8, (0, 255))], ids=str)
@@ -140,18 +129,14 @@ def test_a_group_of_rows_has_a_row_of_the_scale(offset):
     added = None if offset is None else torch.tensor([offset]).npu()
     result = torch_npu.npu_group_quant(x.npu(), scale.npu(), ends.npu(), offset=added, dst_dtype=torch.qint8)
     exact = x.double() * scale.double()[[0, 0, 2, 2, 2, 2, 2]]
-    _assert_quantized(result, exact + (offset or 0))
-
-
-def _normalized(x, gamma):
-    return x * (x.square().mean(-1, True) + 1e-6).rsqrt() * gamma
+    assert_quantized(result, exact + (offset or 0))
 
 
 def test_rms_norm_quant_adds_beta_before_it_divides_by_the_scale():
     x, gamma, beta = torch.randn(5, 16).half(), torch.randn(16).half(), torch.randn(16).half()
     scale, offset = torch.tensor([0.0625]).half(), torch.tensor([3], dtype=torch.int8)
     result = torch_npu.npu_rms_norm_quant(*[each.npu() for each in (x, gamma, beta, scale, offset)])
-    _assert_quantized(result, (_normalized(x.double(), gamma.double()) + beta.double()) * 16 + 3)
+    assert_quantized(result, (rms_norm(x.double(), (16,), gamma.double(), 1e-6) + beta.double()) * 16 + 3)
 
 
 @pytest.mark.parametrize("divides", [False, True])
@@ -160,8 +145,8 @@ def test_add_rms_norm_quant_returns_the_sum_too(divides):
     scale, zero = torch.rand(16) + 0.5, torch.randint(-5, 5, (16,), dtype=torch.int32)
     results = torch_npu.npu_add_rms_norm_quant(*[each.npu() for each in (x1, x2, gamma, scale, zero)], div_mode=divides)
     total = x1.double() + x2.double()
-    normal = _normalized(total, gamma.double())
-    _assert_quantized(results[0], (normal / scale if divides else normal * scale) + zero)
+    normal = rms_norm(total, (16,), gamma.double(), 1e-6)
+    assert_quantized(results[0], (normal / scale if divides else normal * scale) + zero)
     torch.testing.assert_close(results[2].cpu().double(), total, rtol=2**-11, atol=0)
 
 
@@ -169,8 +154,8 @@ def test_add_rms_norm_quant_normalizes_all_dimensions_of_gamma():
     x1, x2, gamma = torch.randn(5, 4, 16).half(), torch.randn(5, 4, 16).half(), torch.randn(4, 16).half()
     scale, zero = torch.rand(4, 16) + 0.5, torch.randint(-5, 5, (4, 16), dtype=torch.int32)
     result = torch_npu.npu_add_rms_norm_quant(*[each.npu() for each in (x1, x2, gamma, scale, zero)])[0]
-    normal = _normalized((x1.double() + x2.double()).flatten(1), gamma.double().flatten()).view(5, 4, 16)
-    _assert_quantized(result, normal / scale + zero)
+    normal = rms_norm(x1.double() + x2.double(), (4, 16), gamma.double(), 1e-6)
+    assert_quantized(result, normal / scale + zero)
 
 
 def test_add_rms_norm_quant_refuses_a_gamma_that_is_not_of_the_last_dimensions():
@@ -211,7 +196,7 @@ def test_each_block_of_a_row_has_a_scale(shape, dtype):
     blocks = [block.double() for block in x.split(128, -1)]
     scales = [block.abs().amax(-1, True) / 127 for block in blocks]
     torch.testing.assert_close(scale.cpu().double(), torch.cat(scales, -1), rtol=1e-6, atol=0)
-    _assert_quantized(quantized, torch.cat([x / each for x, each in zip(blocks, scales, strict=True)], -1))
+    assert_quantized(quantized, torch.cat([x / each for x, each in zip(blocks, scales, strict=True)], -1))
 
 
 def test_a_block_of_zeros_has_the_scale_0():

@@ -3,13 +3,12 @@
 import pytest
 import torch
 import torch_npu
-from tests._values import backward
+from tests._values import backward, leaves
 
 
 def _assert_as_float64(on_npu, reference, inputs, limit=2e-5):
     """Assert that results and gradients are those of float64."""
-    npus = [each.npu().requires_grad_() for each in inputs]
-    wides = [each.double().requires_grad_() for each in inputs]
+    npus, wides = leaves(*inputs)
     result, expected = on_npu(*npus), reference(*wides)
     backward(result, expected)
     pairs = [(result, expected), *((mine.grad, wide.grad) for mine, wide in zip(npus, wides, strict=True))]
