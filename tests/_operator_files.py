@@ -37,13 +37,8 @@ REQUIREMENTS = (
         "write the struct of {cann}, a `Signature<...>` with name, cann, parameters and run(), and its `Register` line",
     ),
     (
-        "host-npu/csrc/include/aclnnop/{header}.h",
-        r" {cann}\(",
-        "declare {cann} and its GetWorkspaceSize as CANN's header does",
-    ),
-    (
         "host-npu/csrc/opapi/{operator}.cpp",
-        r"^HOST_NPU_PHASE_TWO\({cann}, ",
+        r"^HOST_NPU_PHASE_TWO\({cann}, \w+\)\nHOST_NPU_PHASE_ONE {cann}GetWorkspaceSize\(",
         "write the simulated {cann}, from CANN's documents",
     ),
     (
@@ -113,8 +108,7 @@ def _missing(root: Path, operator: str) -> Iterator[Missing]:
         if path == "torch_aclnn_ops/nn.py" and not is_drop_in:
             continue
         for cann, raw in [(cann, raw) for cann in functions for raw in names]:
-            header = re.sub(r"(?<!^)(?=[A-Z])", "_", cann).lower()
-            values = {"operator": operator, "cann": cann, "raw": raw, "header": header}
+            values = {"operator": operator, "cann": cann, "raw": raw}
             where, elsewhere = path.format(**values), ELSEWHERE.get(path, path).format(**values)
             if not re.search(pattern.format(**values), _text(root, where) + _text(root, elsewhere), re.M):
                 yield Missing(operator, where, what.format(**values))

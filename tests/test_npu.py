@@ -244,7 +244,7 @@ def test_without_cann_the_reason_is_reported():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_the_signatures_are_compared_with_canns_headers_if_installed(tmp_path):
     # The host NPU's headers declare the same functions, written independently from the documents.
-    headers = ROOT / "host-npu" / "csrc" / "include"
+    headers = ROOT / "host-npu" / "host_npu" / "_lib" / "include"
     flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
     others = _torch_npu.library().parents[1] / "include"
     # Where the headers of the ABI are that torch_npu's include, depends on its version.

@@ -50,10 +50,12 @@ _HEADER = """\
 #include "aclnn/acl_meta.h"
 
 extern "C" {{
-ACLNN_API aclnnStatus {name}GetWorkspaceSize{arguments};
+ACLNN_API aclnnStatus {name}GetWorkspaceSize{parameters};
 ACLNN_API aclnnStatus {name}(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 }}
 """
+# CANN's names of headers that are not those of their functions.
+_OTHER_HEADERS = {"aclnnInplaceCopy": "aclnn_copy"}
 _EXPECTED = "the simulated libraries; all of them take about two minutes of one core"
 
 
@@ -171,9 +173,10 @@ def build(
     if not names:
         # What programs include of CANN's interface, and torch_npu's wheel lacks.
         shutil.copytree(SOURCES / "include", destination / "include", dirs_exist_ok=True)
+        declare(operators(), destination / "include")
         # A sanitizer must be in the process from its start, and another machine's libraries cannot be.
         if not instrument and _machine(linked[0]) == _machine(Path(sys.executable)):
-            _declare_formulas(destination)
+            declare(_formulas(destination), destination / "include")
         (destination / "versions.json").write_text(json.dumps(versions()) + "\n")
     return linked
 
@@ -184,8 +187,25 @@ def _machine(program: Path) -> bytes:
         return file.read(20)[18:]
 
 
-def _declare_formulas(destination: Path) -> None:
-    """Write a header for each operator that a formula computes, like those in ``csrc/include/aclnnop``."""
+def operators() -> dict[str, str]:
+    """Return the parameters of the first phase of each operator that ``opapi`` has the checks of, by its name."""
+    text = "".join((SOURCES / source).read_text() for source in Library("opapi").sources)
+    found = re.findall(r"^HOST_NPU_PHASE_ONE (aclnn\w+)GetWorkspaceSize(\([^)]*\))", text, re.MULTILINE)
+    return {name: " ".join(parameters.split()) for name, parameters in found}
+
+
+def declare(functions: dict[str, str], include: Path) -> list[Path]:
+    """Write the header of each function of CANN, by the parameters of its first phase, and return their paths."""
+    headers = []
+    for name, parameters in functions.items():
+        words = re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]|V[0-9])", "_", name).lower()
+        target = include / "aclnnop" / f"{_OTHER_HEADERS.get(name, words)}.h"
+        headers.append(_written(_HEADER.format(name=name, parameters=parameters), target))
+    return headers
+
+
+def _formulas(destination: Path) -> dict[str, str]:
+    """Return the same of each operator that a formula computes."""
     code = """
 import ctypes, sys, torch
 function = ctypes.CDLL(sys.argv[1]).host_npu_arguments
@@ -197,10 +217,7 @@ print(function().decode(), end="")
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     if result.returncode != 0:
         raise BuildError(f"the libraries cannot be loaded:\n{result.stderr}")
-    for line in result.stdout.splitlines():
-        name, _, arguments = line.partition(" ")
-        words = re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]|V[0-9])", "_", name).lower()
-        _written(_HEADER.format(name=name, arguments=arguments), destination / "include" / "aclnnop" / f"{words}.h")
+    return dict(line.split(" ", 1) for line in result.stdout.splitlines())
 
 
 def instrumentation(kind: str) -> list[str]:

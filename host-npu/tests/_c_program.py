@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,12 @@ LAST = "nothing_is_alive_at_the_end"
 
 PROJECT = Path(__file__).resolve().parents[1]
 _SOURCES = PROJECT / "csrc"
-HEADERS = _SOURCES / "include"
+_INCLUDE = _SOURCES / "include"
+# Those of the operators, and operators.h, which includes them all.
+_DECLARED = PROJECT / "build" / "include"
+_BUILD = runpy.run_path(str(_SOURCES / "build.py"))
+# The parameters of the first phase of each operator.
+OPERATORS: dict[str, str] = _BUILD["operators"]()
 # What the program is linked with.
 LIBRARIES = ("ascendcl", "hccl", "acl_op_compiler", "nnopbase", "opapi")
 SOURCES = sorted((_SOURCES / "tests").glob("*.cpp"))
@@ -72,8 +78,11 @@ def compiled(
     assert torch_npu is not None
     include = torch_npu / "include"
     wheel = [include / "third_party" / "acl" / "inc", include / "third_party" / "hccl" / "inc", include]
-    command = [*compiler, f"-I{_SOURCES}", f"-I{HEADERS}", *(f"-isystem{folder}" for folder in wheel)]
-    headers = [*_HEADERS, *(_SOURCES / "tests" / "fuzz").glob("*.h"), *HEADERS.rglob("*.h")]
+    command = [*compiler, f"-I{_SOURCES}", f"-I{_INCLUDE}", f"-I{_DECLARED}"]
+    command += [f"-isystem{folder}" for folder in wheel]
+    declared = _BUILD["declare"](OPERATORS, _DECLARED)
+    _DECLARED.joinpath("operators.h").write_text("".join(f'#include "aclnnop/{header.name}"\n' for header in declared))
+    headers = [*_HEADERS, *(_SOURCES / "tests" / "fuzz").glob("*.h"), *_INCLUDE.rglob("*.h"), *declared]
     folder = PROJECT / "build" / f"abi-{_key([command], [*sources, *sorted(headers)])}"
     folder.mkdir(parents=True, exist_ok=True)
     if sources == SOURCES:  # most of the time would go into headers

@@ -35,14 +35,10 @@ def _number(value: int) -> int:
 
 
 def operators() -> dict[str, list[str]]:
-    """Return what phase one of each function of CANN takes, as the headers say it; inputs number them in this order."""
-    text = "".join(path.read_text() for path in _headers())
-    declared = re.findall(r"aclnnStatus (aclnn\w+)GetWorkspaceSize\(([^)]*)\)", text)
-    return {name: re.findall(r"(\w+)[ *&]+\w+(?:,|$)", parameters)[:-2] for name, parameters in declared}
-
-
-def _headers() -> list[Path]:
-    return sorted((_c_program.HEADERS / "aclnnop").glob("*.h"))
+    """Return what phase one of each function of CANN takes; inputs number them in this order."""
+    return {
+        name: re.findall(r"(\w+)[ *&]+\w+[,)]", parameters)[:-2] for name, parameters in _c_program.OPERATORS.items()
+    }
 
 
 def _begin(operator: str) -> list[int]:
@@ -121,9 +117,8 @@ def target(compiler: Sequence[str], libraries: Path, *sources: str, checks: str)
     helpers = [_TARGET.parent / "device.cpp"]
     names = [name for name in _c_program.LIBRARIES if name != "hccl"]
     links = [*_c_program.shared(libraries, names), *([f"-fsanitize={checks}"] if checks else [])]
-    includes = [option for header in _headers() for option in ("-include", f"aclnnop/{header.name}")]
     calls = f"-DOPERATORS={' '.join(f'OPERATOR({name})' for name in operators())}"
-    (program,) = _c_program.compiled([*compiler, *includes, calls], [links], sources=[*files, *helpers])
+    (program,) = _c_program.compiled([*compiler, calls], [links], sources=[*files, *helpers])
     return program
 
 

@@ -1,9 +1,11 @@
 // The life cycle of a call, shared by all operators.
 //
-//     aclnnStatus aclnnXGetWorkspaceSize(const aclTensor* a, std::int64_t n, ..., aclOpExecutor** executor) {
+//     HOST_NPU_PHASE_TWO(aclnnX, kApi)
+//     HOST_NPU_PHASE_ONE aclnnXGetWorkspaceSize(const aclTensor* a, std::int64_t n, ..., aclOpExecutor** executor) {
 //         return PhaseOne(kApi, workspaceSize, executor).with(a, n, ...).run([&] { checks; return Plan{...}; });
 //     }
-//     HOST_NPU_PHASE_TWO(aclnnX, kApi)
+//
+// Nothing else declares the two functions: build.py makes headers of what is defined so.
 #pragma once
 
 #include <exception>
@@ -103,10 +105,13 @@ class HOST_NPU_EXPORT PhaseOne {
 HOST_NPU_EXPORT aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_size,
                                       aclOpExecutor* executor, aclrtStream stream);
 
-// Defines the function of the second phase, which is the same for all.
-#define HOST_NPU_PHASE_TWO(function, api)                                                                    \
-    aclnnStatus function(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) { \
-        return host_npu::phase_two(api, workspace, size, executor, stream);                                  \
+// Defines the names of both functions, and the second one, which is the same for all.
+#define HOST_NPU_PHASE_TWO(function, api)                                                                         \
+    static constexpr host_npu::Api api{#function, #function "GetWorkspaceSize"};                                  \
+    extern "C" HOST_NPU_EXPORT aclnnStatus function(void* workspace, std::uint64_t size, aclOpExecutor* executor, \
+                                                    aclrtStream stream) {                                         \
+        return host_npu::phase_two(api, workspace, size, executor, stream);                                       \
     }
+#define HOST_NPU_PHASE_ONE extern "C" HOST_NPU_EXPORT aclnnStatus
 
 }  // namespace host_npu

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "aclnnop/aclnn_binary_cross_entropy.h"
-#include "aclnnop/aclnn_binary_cross_entropy_backward.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -15,8 +13,6 @@
 namespace host_npu {
 namespace {
 
-constexpr Api kForward{"aclnnBinaryCrossEntropy", "aclnnBinaryCrossEntropyGetWorkspaceSize"};
-constexpr Api kBackward{"aclnnBinaryCrossEntropyBackward", "aclnnBinaryCrossEntropyBackwardGetWorkspaceSize"};
 const NativeKernels native{"aten::binary_cross_entropy", "aten::binary_cross_entropy_backward"};
 
 // Keeps a gradient finite where self is 0 or 1.
@@ -170,20 +166,20 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, co
 
 using namespace host_npu;
 
-aclnnStatus aclnnBinaryCrossEntropyGetWorkspaceSize(const aclTensor* self, const aclTensor* target,
-                                                    const aclTensor* weight, std::int64_t reduction, aclTensor* out,
-                                                    std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnBinaryCrossEntropy, kForward)
+HOST_NPU_PHASE_ONE aclnnBinaryCrossEntropyGetWorkspaceSize(const aclTensor* self, const aclTensor* target,
+                                                           const aclTensor* weight, std::int64_t reduction,
+                                                           aclTensor* out, std::uint64_t* workspaceSize,
+                                                           aclOpExecutor** executor) {
     return PhaseOne(kForward, workspaceSize, executor).with(self, target, weight, out, reduction).run([&] {
         return plan_forward({"self", self}, {"target", target}, {"weight", weight}, reduction, out);
     });
 }
 
-HOST_NPU_PHASE_TWO(aclnnBinaryCrossEntropy, kForward)
-
-aclnnStatus aclnnBinaryCrossEntropyBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,
-                                                            const aclTensor* target, const aclTensor* weightOptional,
-                                                            std::int64_t reduction, aclTensor* out,
-                                                            std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnBinaryCrossEntropyBackward, kBackward)
+HOST_NPU_PHASE_ONE aclnnBinaryCrossEntropyBackwardGetWorkspaceSize(
+    const aclTensor* gradOutput, const aclTensor* self, const aclTensor* target, const aclTensor* weightOptional,
+    std::int64_t reduction, aclTensor* out, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
     return PhaseOne(kBackward, workspaceSize, executor)
         .with(gradOutput, self, target, weightOptional, out, reduction)
         .run([&] {
@@ -191,5 +187,3 @@ aclnnStatus aclnnBinaryCrossEntropyBackwardGetWorkspaceSize(const aclTensor* gra
                                  {"weightOptional", weightOptional}, reduction, {"out", out});
         });
 }
-
-HOST_NPU_PHASE_TWO(aclnnBinaryCrossEntropyBackward, kBackward)

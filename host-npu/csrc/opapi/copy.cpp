@@ -2,8 +2,6 @@
 #include <complex>
 #include <cstring>
 
-#include "aclnnop/aclnn_cast.h"
-#include "aclnnop/aclnn_copy.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -12,9 +10,6 @@
 
 namespace host_npu {
 namespace {
-
-constexpr Api kCopy{"aclnnInplaceCopy", "aclnnInplaceCopyGetWorkspaceSize"};
-constexpr Api kCast{"aclnnCast", "aclnnCastGetWorkspaceSize"};
 
 constexpr DtypeSet kFloating{ACL_FLOAT, ACL_FLOAT16, ACL_BF16, ACL_DOUBLE};
 constexpr DtypeSet kAtMost32Bits{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
@@ -140,20 +135,18 @@ Plan plan_cast(const Named& self, aclDataType dtype, const Named& out) {
 
 using namespace host_npu;
 
-aclnnStatus aclnnInplaceCopyGetWorkspaceSize(aclTensor* selfRef, const aclTensor* src, std::uint64_t* workspaceSize,
-                                             aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnInplaceCopy, kCopy)
+HOST_NPU_PHASE_ONE aclnnInplaceCopyGetWorkspaceSize(aclTensor* selfRef, const aclTensor* src,
+                                                    std::uint64_t* workspaceSize, aclOpExecutor** executor) {
     return PhaseOne(kCopy, workspaceSize, executor).with(selfRef, src).run([&] {
         return plan_copy({"selfRef", selfRef}, {"src", src});
     });
 }
 
-HOST_NPU_PHASE_TWO(aclnnInplaceCopy, kCopy)
-
-aclnnStatus aclnnCastGetWorkspaceSize(const aclTensor* self, const aclDataType dtype, aclTensor* out,
-                                      std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnCast, kCast)
+HOST_NPU_PHASE_ONE aclnnCastGetWorkspaceSize(const aclTensor* self, const aclDataType dtype, aclTensor* out,
+                                             std::uint64_t* workspaceSize, aclOpExecutor** executor) {
     return PhaseOne(kCast, workspaceSize, executor).with(self, out, static_cast<int>(dtype)).run([&] {
         return plan_cast({"self", self}, dtype, {"out", out});
     });
 }
-
-HOST_NPU_PHASE_TWO(aclnnCast, kCast)

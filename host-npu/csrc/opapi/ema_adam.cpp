@@ -2,7 +2,6 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "aclnnop/aclnn_apply_fused_ema_adam.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -11,8 +10,6 @@
 
 namespace host_npu {
 namespace {
-
-constexpr Api kAdam{"aclnnApplyFusedEmaAdam", "aclnnApplyFusedEmaAdamGetWorkspaceSize"};
 
 // The order of the tensors.
 enum : std::size_t { kGrad, kVar, kM, kV, kS, kStep };
@@ -146,11 +143,13 @@ Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
 
 using namespace host_npu;
 
-aclnnStatus aclnnApplyFusedEmaAdamGetWorkspaceSize(const aclTensor* grad, aclTensor* varRef, aclTensor* mRef,
-                                                   aclTensor* vRef, aclTensor* sRef, const aclTensor* step, double lr,
-                                                   double emaDecay, double beta1, double beta2, double eps,
-                                                   std::int64_t mode, bool biasCorrection, double weightDecay,
-                                                   std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnApplyFusedEmaAdam, kAdam)
+HOST_NPU_PHASE_ONE aclnnApplyFusedEmaAdamGetWorkspaceSize(const aclTensor* grad, aclTensor* varRef, aclTensor* mRef,
+                                                          aclTensor* vRef, aclTensor* sRef, const aclTensor* step,
+                                                          double lr, double emaDecay, double beta1, double beta2,
+                                                          double eps, std::int64_t mode, bool biasCorrection,
+                                                          double weightDecay, std::uint64_t* workspaceSize,
+                                                          aclOpExecutor** executor) {
     // Generated code first asks for the chip's description of the kernel.
     if (!has_bfloat16()) {
         return failed(kNullPointer, kAdam.phase_two, "this chip has no description of the operator's kernel");
@@ -170,5 +169,3 @@ aclnnStatus aclnnApplyFusedEmaAdamGetWorkspaceSize(const aclTensor* grad, aclTen
                         {"step", step}, p);
         });
 }
-
-HOST_NPU_PHASE_TWO(aclnnApplyFusedEmaAdam, kAdam)

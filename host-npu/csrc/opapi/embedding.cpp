@@ -2,8 +2,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "aclnnop/aclnn_embedding.h"
-#include "aclnnop/aclnn_embedding_dense_backward.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -14,8 +12,6 @@
 namespace host_npu {
 namespace {
 
-constexpr Api kForward{"aclnnEmbedding", "aclnnEmbeddingGetWorkspaceSize"};
-constexpr Api kBackward{"aclnnEmbeddingDenseBackward", "aclnnEmbeddingDenseBackwardGetWorkspaceSize"};
 const NativeKernels native{"aten::embedding", "aten::embedding_dense_backward"};
 
 // On the device such an index reads or writes outside the tensor, mostly without an error.
@@ -220,19 +216,20 @@ Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_we
 
 using namespace host_npu;
 
-aclnnStatus aclnnEmbeddingGetWorkspaceSize(const aclTensor* weight, const aclTensor* indices, const aclTensor* out,
-                                           std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnEmbedding, kForward)
+HOST_NPU_PHASE_ONE aclnnEmbeddingGetWorkspaceSize(const aclTensor* weight, const aclTensor* indices,
+                                                  const aclTensor* out, std::uint64_t* workspaceSize,
+                                                  aclOpExecutor** executor) {
     return PhaseOne(kForward, workspaceSize, executor).with(weight, indices, out).run([&] {
         return plan_forward({"weight", weight}, {"indices", indices}, {"out", out});
     });
 }
 
-HOST_NPU_PHASE_TWO(aclnnEmbedding, kForward)
-
-aclnnStatus aclnnEmbeddingDenseBackwardGetWorkspaceSize(const aclTensor* grad, const aclTensor* indices,
-                                                        std::uint64_t numWeights, std::uint64_t paddingIdx,
-                                                        bool scaleGradByFreq, const aclTensor* out,
-                                                        std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnEmbeddingDenseBackward, kBackward)
+HOST_NPU_PHASE_ONE aclnnEmbeddingDenseBackwardGetWorkspaceSize(const aclTensor* grad, const aclTensor* indices,
+                                                               std::uint64_t numWeights, std::uint64_t paddingIdx,
+                                                               bool scaleGradByFreq, const aclTensor* out,
+                                                               std::uint64_t* workspaceSize, aclOpExecutor** executor) {
     return PhaseOne(kBackward, workspaceSize, executor)
         .with(grad, indices, out, numWeights, paddingIdx, scaleGradByFreq)
         .run([&] {
@@ -240,5 +237,3 @@ aclnnStatus aclnnEmbeddingDenseBackwardGetWorkspaceSize(const aclTensor* grad, c
                                  {"out", out});
         });
 }
-
-HOST_NPU_PHASE_TWO(aclnnEmbeddingDenseBackward, kBackward)

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <optional>
 
-#include "aclnnop/aclnn_fused_linear_cross_entropy_loss_grad.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -15,8 +14,6 @@ namespace host_npu {
 namespace {
 
 using namespace linear_cross_entropy_grad;
-
-constexpr Api kApi{"aclnnFusedLinearCrossEntropyLossGrad", "aclnnFusedLinearCrossEntropyLossGradGetWorkspaceSize"};
 
 constexpr std::int64_t kMinVocabulary = 128;
 constexpr std::int64_t kMaxVocabulary = 65280;
@@ -189,7 +186,8 @@ Plan plan(const Given& given, float label_smoothing) {
 
 using namespace host_npu;
 
-aclnnStatus aclnnFusedLinearCrossEntropyLossGradGetWorkspaceSize(
+HOST_NPU_PHASE_TWO(aclnnFusedLinearCrossEntropyLossGrad, kApi)
+HOST_NPU_PHASE_ONE aclnnFusedLinearCrossEntropyLossGradGetWorkspaceSize(
     const aclTensor* grad, const aclTensor* input, const aclTensor* weight, const aclTensor* targetMask,
     const aclTensor* maskedTarget, float labelSmoothing, const aclTensor* logitsMaxOptional,
     const aclTensor* sumExpLogitsOptional, const aclTensor* softmaxOptional, aclTensor* inputGradOut,
@@ -211,5 +209,3 @@ aclnnStatus aclnnFusedLinearCrossEntropyLossGradGetWorkspaceSize(
                         labelSmoothing);
         });
 }
-
-HOST_NPU_PHASE_TWO(aclnnFusedLinearCrossEntropyLossGrad, kApi)

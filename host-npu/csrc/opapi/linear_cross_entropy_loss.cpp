@@ -2,7 +2,6 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "aclnnop/aclnn_fused_cross_entropy_loss_with_max_sum.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -11,8 +10,6 @@
 
 namespace host_npu {
 namespace {
-
-constexpr Api kLoss{"aclnnFusedCrossEntropyLossWithMaxSum", "aclnnFusedCrossEntropyLossWithMaxSumGetWorkspaceSize"};
 
 enum : std::size_t { kMax, kSum, kPredicted, kLogits, kLossOut, kSoftmaxOut };
 
@@ -100,7 +97,8 @@ Plan plan(const Named& max, const Named& sum, const Named& predicted, float labe
 using namespace host_npu;
 
 // inputOptional and weightOptional are part of the interface for a mode that does not exist.
-aclnnStatus aclnnFusedCrossEntropyLossWithMaxSumGetWorkspaceSize(
+HOST_NPU_PHASE_TWO(aclnnFusedCrossEntropyLossWithMaxSum, kLoss)
+HOST_NPU_PHASE_ONE aclnnFusedCrossEntropyLossWithMaxSumGetWorkspaceSize(
     const aclTensor* logitsMax, const aclTensor* sumExpLogits, const aclTensor* predictedLogits, float labelSmoothing,
     const aclTensor*, const aclTensor*, const aclTensor* vocabParallelLogitsOptional, aclTensor* lossOut,
     aclTensor* softMaxOutOptional, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
@@ -113,5 +111,3 @@ aclnnStatus aclnnFusedCrossEntropyLossWithMaxSumGetWorkspaceSize(
                         {"lossOut", lossOut}, {"softMaxOutOptional", softMaxOutOptional});
         });
 }
-
-HOST_NPU_PHASE_TWO(aclnnFusedCrossEntropyLossWithMaxSum, kLoss)

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <span>
 
-#include "aclnnop/aclnn_fused_linear_online_max_sum.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -13,8 +12,6 @@
 
 namespace host_npu {
 namespace {
-
-constexpr Api kMaxSum{"aclnnFusedLinearOnlineMaxSum", "aclnnFusedLinearOnlineMaxSumGetWorkspaceSize"};
 
 constexpr std::int64_t kMaxHidden = 65534;
 // Rows of logits that are calculated at once; the simulation's own choice.
@@ -184,7 +181,8 @@ Plan plan(const Named& input, const Named& weight, const Named& target, const Ra
 
 using namespace host_npu;
 
-aclnnStatus aclnnFusedLinearOnlineMaxSumGetWorkspaceSize(
+HOST_NPU_PHASE_TWO(aclnnFusedLinearOnlineMaxSum, kMaxSum)
+HOST_NPU_PHASE_ONE aclnnFusedLinearOnlineMaxSumGetWorkspaceSize(
     const aclTensor* input, const aclTensor* weight, const aclTensor* target, std::int64_t vocabStartIndex,
     std::int64_t vocabEndIndex, aclTensor* logitsMaxLocalOut, aclTensor* sumExpLogitsLocalOut,
     aclTensor* predictedLogitsLocalOut, aclTensor* targetMaskOut, aclTensor* maskedTargetOut,
@@ -200,5 +198,3 @@ aclnnStatus aclnnFusedLinearOnlineMaxSumGetWorkspaceSize(
                         {"vocabParallelLogitsOutOptional", vocabParallelLogitsOutOptional});
         });
 }
-
-HOST_NPU_PHASE_TWO(aclnnFusedLinearOnlineMaxSum, kMaxSum)

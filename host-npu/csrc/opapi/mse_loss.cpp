@@ -1,7 +1,4 @@
 // aclnnMseLoss, aclnnMseLossOut and aclnnMseLossBackward.
-#include "aclnnop/aclnn_mse_loss.h"
-#include "aclnnop/aclnn_mse_loss_backward.h"
-#include "aclnnop/aclnn_mse_loss_out.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -13,9 +10,6 @@
 namespace host_npu {
 namespace {
 
-constexpr Api kForward{"aclnnMseLoss", "aclnnMseLossGetWorkspaceSize"};
-constexpr Api kOut{"aclnnMseLossOut", "aclnnMseLossOutGetWorkspaceSize"};
-constexpr Api kBackward{"aclnnMseLossBackward", "aclnnMseLossBackwardGetWorkspaceSize"};
 const NativeKernels native{"aten::mse_loss", "aten::mse_loss_backward"};
 
 // Whether the kernel in AscendC takes over, which does not broadcast.
@@ -147,30 +141,29 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, st
 
 using namespace host_npu;
 
-aclnnStatus aclnnMseLossGetWorkspaceSize(const aclTensor* self, const aclTensor* target, std::int64_t reduction,
-                                         aclTensor* out, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnMseLoss, kForward)
+HOST_NPU_PHASE_ONE aclnnMseLossGetWorkspaceSize(const aclTensor* self, const aclTensor* target, std::int64_t reduction,
+                                                aclTensor* out, std::uint64_t* workspaceSize,
+                                                aclOpExecutor** executor) {
     return PhaseOne(kForward, workspaceSize, executor).with(self, target, reduction, out).run([&] {
         return plan_forward({"self", self}, {"target", target}, reduction, {"out", out});
     });
 }
 
-HOST_NPU_PHASE_TWO(aclnnMseLoss, kForward)
-
-aclnnStatus aclnnMseLossOutGetWorkspaceSize(const aclTensor* self, const aclTensor* target, std::int64_t reduction,
-                                            aclTensor* out, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnMseLossOut, kOut)
+HOST_NPU_PHASE_ONE aclnnMseLossOutGetWorkspaceSize(const aclTensor* self, const aclTensor* target,
+                                                   std::int64_t reduction, aclTensor* out, std::uint64_t* workspaceSize,
+                                                   aclOpExecutor** executor) {
     return PhaseOne(kOut, workspaceSize, executor).with(self, target, reduction, out).run([&] {
         return plan_out({"self", self}, {"target", target}, reduction, {"out", out});
     });
 }
 
-HOST_NPU_PHASE_TWO(aclnnMseLossOut, kOut)
-
-aclnnStatus aclnnMseLossBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,
-                                                 const aclTensor* target, std::int64_t reduction, aclTensor* out,
-                                                 std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+HOST_NPU_PHASE_TWO(aclnnMseLossBackward, kBackward)
+HOST_NPU_PHASE_ONE aclnnMseLossBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,
+                                                        const aclTensor* target, std::int64_t reduction, aclTensor* out,
+                                                        std::uint64_t* workspaceSize, aclOpExecutor** executor) {
     return PhaseOne(kBackward, workspaceSize, executor).with(gradOutput, self, target, out, reduction).run([&] {
         return plan_backward({"gradOutput", gradOutput}, {"self", self}, {"target", target}, reduction, {"out", out});
     });
 }
-
-HOST_NPU_PHASE_TWO(aclnnMseLossBackward, kBackward)

@@ -3,18 +3,7 @@
 
 #include <limits>
 
-#include "aclnnop/aclnn_apply_fused_ema_adam.h"
-#include "aclnnop/aclnn_binary_cross_entropy.h"
-#include "aclnnop/aclnn_binary_cross_entropy_backward.h"
-#include "aclnnop/aclnn_copy.h"
-#include "aclnnop/aclnn_embedding.h"
-#include "aclnnop/aclnn_embedding_dense_backward.h"
-#include "aclnnop/aclnn_fused_cross_entropy_loss_with_max_sum.h"
-#include "aclnnop/aclnn_fused_linear_cross_entropy_loss_grad.h"
-#include "aclnnop/aclnn_fused_linear_online_max_sum.h"
-#include "aclnnop/aclnn_mse_loss.h"
-#include "aclnnop/aclnn_mse_loss_backward.h"
-#include "aclnnop/aclnn_mse_loss_out.h"
+#include "operators.h"  // of aclnnop, which tests/_c_program.py writes
 #include "tests/device.h"
 
 namespace test {
