@@ -102,6 +102,10 @@ TRACED = {
     "binary_cross_entropy": (functional.binary_cross_entropy, _rows),
     "embedding": (functional.embedding, lambda rows: (torch.arange(rows) % 4, torch.rand(4, 2, requires_grad=True))),
     "linear_cross_entropy": (functional.linear_cross_entropy, _labels),
+    "linear_kl_div": (
+        lambda rows, head, _: functional.linear_kl_div(rows, head, rows.detach() + 1, HEAD[:5, :3].float()),
+        _labels,
+    ),
     "chunked": (lambda *args: functional.linear_cross_entropy(*args, chunk_size=2, label_smoothing=0.1), _labels),
 }
 
@@ -119,9 +123,10 @@ def test_a_trace_computes_the_same_for_any_number_of_rows(name):
         torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("detached", [(), (0,), (0, 1)], ids=["that need all", "that need others", "that need none"])
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", TRACED)
-def test_an_exported_call_has_the_gradients_of_the_call(name, strict):
+def test_an_exported_call_has_the_gradients_of_the_call_whatever_it_was_exported_with(name, strict, detached):
     function, make = TRACED[name]
     inputs = make(4)
 
@@ -129,7 +134,8 @@ def test_an_exported_call_has_the_gradients_of_the_call(name, strict):
         def forward(self, *arguments):
             return function(*arguments)
 
-    exported = torch.export.export(Call(), inputs, strict=strict).module()
+    examples = tuple(one.detach() if i in detached else one for i, one in enumerate(inputs))
+    exported = torch.export.export(Call(), examples, strict=strict).module()
     leaves = [tensor for tensor in inputs if tensor.requires_grad]
     gradients = [torch.autograd.grad(each(*inputs).sum(), leaves) for each in (exported, function)]
     torch.testing.assert_close(*gradients)

@@ -181,9 +181,9 @@ class HeadOperator:
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         call, factors = self._split(inputs)
-        ctx.needed, ctx.number = call.gradients, len(inputs)
+        ctx.has_factors, ctx.number = factors is not None, len(inputs)
+        ctx.needed = call.gradients if ctx.has_factors else tuple(ctx.needs_input_grad[:HEAD_TENSORS])
         ctx.dtypes = [argument.dtype for argument in compress(inputs, ctx.needed)]
-        ctx.has_factors = factors is not None
         if ctx.has_factors:
             ctx.save_for_backward(*output[1 : 1 + sum(ctx.needed)])
             return
@@ -205,7 +205,8 @@ class HeadOperator:
             flat, saved = list(ctx.constants), ctx.saved_tensors
             for place, tensor in zip(ctx.places, saved, strict=False):
                 flat[place] = tensor
-            call, results = self._loss.unflatten(flat), tuple(saved[len(ctx.places) :])
+            call = self._loss.unflatten(flat)._replace(gradients=ctx.needed)  # not those of an export
+            results = tuple(saved[len(ctx.places) :])
             again = self._loss.backward_call(call, results)
             factors = self._loss.factors_of(call, grads)
             made = self._operator(*self._loss.flatten(again), *factors)[1 : 1 + sum(ctx.needed)]

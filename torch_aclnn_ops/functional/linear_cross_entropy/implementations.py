@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch_aclnn_ops._autograd.derivatives import is_batched, scatter, vjp
+from torch_aclnn_ops._autograd.derivatives import is_batched, is_exporting, scatter, vjp
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._tensors import accumulation_dtype
 from torch_aclnn_ops._torch_compat.private import fast_apply
@@ -82,7 +82,7 @@ def _prepare(call: Call) -> Call:
         token_weight = to_loss_dtype(input, token_weight).reshape(-1)
     input, linear_weight, linear_bias = rounded_by_autocast(input, linear_weight, linear_bias)
     gradients = (False, False, False)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not is_exporting():  # an exported call may get inputs that need others
         bias_grad = linear_bias is not None and linear_bias.requires_grad
         gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
     return call._replace(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from torch_aclnn_ops._autograd.derivatives import any_differentiated
+from torch_aclnn_ops._autograd.derivatives import any_differentiated, is_exporting
 from torch_aclnn_ops.functional._head.agreement import ROWS, compare_summaries, nan_if, summarize
 from torch_aclnn_ops.functional._head.arguments import flat, rounded_by_autocast
 from torch_aclnn_ops.functional._head.engine import Engine
@@ -49,7 +49,8 @@ def prepare(call: Call) -> Call:
     """Cast as autocast asks, flatten the rows, and raise for a ``max_memory`` that is too small."""
     student, target = (call.input, call.linear_weight, call.linear_bias), call.target
     input, weight, bias = rounded_by_autocast(*student)
-    needed = tuple(torch.is_grad_enabled() and one is not None and one.requires_grad for one in student)
+    is_recorded = torch.is_grad_enabled() and not is_exporting()  # an exported call may get inputs that need others
+    needed = tuple(is_recorded and one is not None and one.requires_grad for one in student)
     if target is not None:
         # As int64, because a uint8 of 156 equals -100.
         target = target.reshape(-1).long()
