@@ -1,6 +1,7 @@
 // Products of matrices with more around them.
 #include <numeric>
 
+#include "ascendcl/device.h"
 #include "host_npu_formulas/halves.h"
 #include "host_npu_formulas/quantization.h"
 
@@ -144,22 +145,26 @@ const Formula<"aclnnFFNV2", ffn> feed_forward{
               ffn_dtypes(ACL_FLOAT16, ACL_INT8, ACL_FLOAT16, kAbsent, kAbsent, ACL_FLOAT16, ACL_FLOAT16),
               ffn_dtypes(ACL_BF16, ACL_INT8, ACL_FLOAT, kAbsent, kAbsent, ACL_BF16, ACL_BF16)}}};
 
-void transpose_batch_matmul(const Tensor& x1, const Tensor& x2, const OptionalTensor& bias, Without<"scale">,
-                            const Sizes& perm1, const Sizes& perm2, const Sizes& perm_y, std::int8_t,
-                            std::int32_t batch_split_factor, const Out& out) {
-    TORCH_CHECK(x1.dim() == 3 && x2.dim() == 3, "input and weight have 3 dimensions");
-    const auto permuted = [](const Tensor& x, const Sizes& perm) { return perm.empty() ? x : x.permute(perm); };
-    auto y = at::bmm(permuted(x1, perm1), permuted(x2, perm2));
-    if (bias) y = y + *bias;
-    y = permuted(y, perm_y);
-    if (batch_split_factor > 1) {
-        // [rows, batches, columns]: the batches of a part side by side.
-        TORCH_CHECK(y.size(1) % batch_split_factor == 0, y.size(1), " batches are not ", batch_split_factor, " parts");
-        y = y.unflatten(1, {batch_split_factor, -1}).transpose(0, 1).flatten(2);
-    }
+// CANN does not support a bias. The result has rows, batches and columns, or the batches of each part side by side.
+void transpose_batch_matmul(const Tensor& x1, const Tensor& x2, Without<"bias">, Without<"scale">, const Sizes& perm1,
+                            const Sizes& perm2, const Sizes& perm_y, std::int8_t, std::int32_t batch_split_factor,
+                            const Out& out) {
+    const Sizes as_is{0, 1, 2}, rows_first{1, 0, 2}, columns_first{0, 2, 1};
+    TORCH_CHECK(
+        (perm1 == as_is || perm1 == rows_first) && (perm2 == as_is || perm2 == columns_first) && perm_y == rows_first,
+        "permX1, permX2 and permY are ", at::IntArrayRef(perm1), ", ", at::IntArrayRef(perm2), " and ",
+        at::IntArrayRef(perm_y), "; CANN takes [0, 1, 2] or [1, 0, 2], [0, 1, 2] or [0, 2, 1], and [1, 0, 2]");
+    TORCH_CHECK(soc() == Soc::Ascend950 || perm2 == as_is || (perm1 == rows_first && batch_split_factor == 1),
+                "permX2 is ", at::IntArrayRef(perm2),
+                "; CANN takes it with the permX1 [1, 0, 2] and the batchSplitFactor 1 on this chip");
+    auto y = at::bmm(x1.permute(perm1), x2.permute(perm2)).transpose(0, 1);
+    TORCH_CHECK(batch_split_factor > 0 && y.size(1) % batch_split_factor == 0, y.size(1), " batches are not ",
+                batch_split_factor, " parts");
+    if (batch_split_factor > 1) y = y.unflatten(1, {batch_split_factor, -1}).transpose(0, 1).flatten(2);
     out = y;
 }
-const Formula<"aclnnTransposeBatchMatMul", transpose_batch_matmul> product_of_permuted;
+const Formula<"aclnnTransposeBatchMatMul", transpose_batch_matmul> product_of_permuted{
+    {"x1", kFloats, "* * *"}, {"x2", as("x1"), "* * *"}, {"out", kFloats, "* * *"}};
 
 // A number for each column, or for each group of rows of one.
 Tensor of_matrix(const Tensor& numbers, const Tensor& matrix, std::int64_t group_size) {

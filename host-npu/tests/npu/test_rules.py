@@ -120,6 +120,20 @@ _FUNCTIONS = [
         mixed=(1,),
     ),
     Function(
+        "aclnnTransposeBatchMatMul",
+        (
+            *(t(2, 4, 8), t(2, 8, 3), None, None, Ints([0, 1, 2]), Ints([0, 1, 2]), Ints([1, 0, 2])),
+            *(ctypes.c_int8(0), ctypes.c_int32(1), t(4, 2, 3)),
+        ),
+        (
+            (2, t(3), "the host NPU computes this without bias only"),
+            (4, Ints([0, 2, 1]), "permX1, permX2 and permY are [0, 2, 1], [0, 1, 2] and [1, 0, 2]; CANN takes"),
+            (5, Ints([0, 2, 1]), "CANN takes it with the permX1 [1, 0, 2]"),
+            (6, Ints([0, 1, 2]), "permX1, permX2 and permY are [0, 1, 2], [0, 1, 2] and [0, 1, 2]; CANN takes"),
+        ),
+        mixed=(9,),
+    ),
+    Function(
         "aclnnNsaCompress",
         (t(64, 2, 16), t(32, 2), Ints([64]), "TND", 32, 16, 0, t(3, 2, 16)),
         ((5, 8, "compressStride is 8; CANN takes the multiples of 16 up to compressBlockSize, 32"),),
