@@ -75,11 +75,11 @@ Tensor of_best_groups(const Tensor& scores, std::int64_t kept, std::int64_t grou
 
 constexpr std::int64_t kSoftmax = 0;
 constexpr std::int64_t kSigmoid = 1;
+constexpr std::int64_t kSoftplus = 2;
 
 bool is_normalized(std::int64_t renorm, std::int64_t norm_type) {
-    TORCH_CHECK(norm_type == kSoftmax || norm_type == kSigmoid, "norm_type is ", norm_type, " instead of 0 or 1");
     TORCH_CHECK(renorm == 0 || renorm == 1, "renorm is ", renorm, " instead of 0 or 1");
-    return norm_type == kSigmoid || renorm == 1;
+    return norm_type != kSoftmax || renorm == 1;
 }
 
 // The bias takes part in the choice, not in the weights. The norm is what the gradient needs.
@@ -88,7 +88,11 @@ void gating_in_groups(const Tensor& x, const OptionalTensor& bias, std::int64_t 
                       std::int64_t norm_type, bool with_norm, double scale, double epsilon, const Out& weights,
                       const Out& experts, const OptionalOut& norm_out) {
     const auto divides = is_normalized(renorm, norm_type);
-    const auto norm = norm_type == kSigmoid ? at::sigmoid(x) : at::softmax(x, -1);
+    TORCH_CHECK(norm_type == kSoftmax || norm_type == kSigmoid || (norm_type == kSoftplus && group_count == 1),
+                "norm_type is ", norm_type, " of ", group_count, " groups; CANN takes 0, 1, and 2 of one group");
+    const auto norm = norm_type == kSigmoid    ? at::sigmoid(x)
+                      : norm_type == kSoftplus ? at::softplus(x).sqrt()
+                                               : at::softmax(x, -1);
     const auto scores = of_best_groups(bias ? norm + *bias : norm, k_group, group_count, group_select_mode);
     TORCH_CHECK(k > 0 && k <= x.size(-1) / group_count * k_group, "k is ", k, " of ",
                 x.size(-1) / group_count * k_group, " experts");
@@ -98,7 +102,12 @@ void gating_in_groups(const Tensor& x, const OptionalTensor& bias, std::int64_t 
     experts = chosen;
     if (with_norm) *norm_out = norm;
 }
-const Formula<"aclnnMoeGatingTopK", gating_in_groups> gating_of_groups;
+const TensorRules kGating{{"x", kFloats, "N E<=2048"},
+                          {"biasOptional", as("x"), "E"},
+                          {"yOut", as("x"), "N K"},
+                          {"expertIdxOut", {ACL_INT32}, "N K"},
+                          {"outOut", kFloat}};
+const Formula<"aclnnMoeGatingTopK", gating_in_groups> gating_of_groups{kGating};
 
 void gating_in_groups_v2(const Tensor& x, const OptionalTensor& bias, Without<"input_ids">, Without<"tid2eid">,
                          std::int64_t k, std::int64_t k_group, std::int64_t group_count, std::int64_t group_select_mode,
@@ -107,10 +116,11 @@ void gating_in_groups_v2(const Tensor& x, const OptionalTensor& bias, Without<"i
     gating_in_groups(x, bias, k, k_group, group_count, group_select_mode, renorm, norm_type, with_norm, scale, epsilon,
                      weights, experts, norm_out);
 }
-const Formula<"aclnnMoeGatingTopKV2", gating_in_groups_v2> gating_of_groups_v2;
+const Formula<"aclnnMoeGatingTopKV2", gating_in_groups_v2> gating_of_groups_v2{kGating};
 
 void gating_grad(const Tensor& norm, const Tensor& dweights, const IntegerTensor& experts, std::int64_t renorm,
                  std::int64_t norm_type, double scale, double epsilon, const Out& dx) {
+    TORCH_CHECK(norm_type == kSoftmax || norm_type == kSigmoid, "norm_type is ", norm_type, " instead of 0 or 1");
     const auto chosen = experts.to(at::kLong);
     auto dvalues = dweights * scale;
     if (is_normalized(renorm, norm_type)) {

@@ -32,9 +32,12 @@ def test_the_second_version_normalizes_before_or_after_the_choice(renorm):
         assert_near(softmax, x.double().softmax(-1))
 
 
-def _gated(x, bias, k, groups, kept, select, renorm, sigmoid, scale, epsilon=1e-20):
+_NORMS = [lambda x: x.softmax(-1), torch.sigmoid, lambda x: torch.nn.functional.softplus(x).sqrt()]
+
+
+def _gated(x, bias, k, groups, kept, select, renorm, norm_type, scale, epsilon=1e-20):
     """Return the weights, the experts and the norm, expert by expert."""
-    norm = x.sigmoid() if sigmoid else x.softmax(-1)
+    norm = _NORMS[norm_type](x)
     scores = norm if bias is None else norm + bias
     best = scores.unflatten(-1, (groups, -1)).topk(select + 1, -1)[0].sum(-1).topk(kept)[1]
     size = x.size(-1) // groups
@@ -44,21 +47,24 @@ def _gated(x, bias, k, groups, kept, select, renorm, sigmoid, scale, epsilon=1e-
         experts.append(sorted(candidates, key=lambda expert, token=token: -scores[token, expert])[:k])
     experts = torch.tensor(experts)
     weights = norm.gather(-1, experts)
-    if sigmoid or renorm:
+    if norm_type or renorm:
         weights = weights / (weights.sum(-1, True) + epsilon)
     return weights * scale, experts, norm
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("groups", "kept", "select"), [(1, 1, 0), (4, 2, 0), (4, 2, 1)])
-@pytest.mark.parametrize(("renorm", "norm_type"), [(0, 0), (1, 0), (0, 1)])
+@pytest.mark.parametrize(
+    ("groups", "kept", "select", "renorm", "norm_type"),
+    # CANN's moe_gating_top_k_tiling.cpp takes the norm 2 of one group.
+    [(1, 1, 0, 0, 2), *((*of, *by) for of in [(1, 1, 0), (4, 2, 0), (4, 2, 1)] for by in [(0, 0), (1, 0), (0, 1)])],
+)
 def test_the_gating_in_groups_is_its_formula(biased, groups, kept, select, renorm, norm_type):
     x, bias = torch.randn(_TOKENS, _EXPERTS), torch.randn(_EXPERTS) if biased else None
     options = {"k_group": kept, "group_count": groups, "group_select_mode": select, "routed_scaling_factor": 2.5}
     options |= {"bias": bias, "renorm": renorm, "norm_type": norm_type, "out_flag": True}
     weights, experts, norm = called(torch_npu.npu_moe_gating_top_k, x, _CHOICES, **options)
     wide_bias = None if bias is None else bias.double()
-    expected = _gated(x.double(), wide_bias, _CHOICES, groups, kept, select, renorm, norm_type == 1, 2.5)
+    expected = _gated(x.double(), wide_bias, _CHOICES, groups, kept, select, renorm, norm_type, 2.5)
     assert_near(weights, expected[0])
     assert experts.tolist() == expected[1].tolist()
     assert_near(norm, expected[2])
@@ -67,7 +73,7 @@ def test_the_gating_in_groups_is_its_formula(biased, groups, kept, select, renor
 @pytest.mark.parametrize(("renorm", "norm_type"), [(0, 0), (1, 0), (0, 1)])
 def test_the_gradient_of_the_gating_is_that_of_float64(renorm, norm_type):
     x = torch.randn(_TOKENS, _EXPERTS, dtype=torch.float64, requires_grad=True)
-    weights, experts, norm = _gated(x, None, _CHOICES, 1, 1, 0, renorm, norm_type == 1, 2.5)
+    weights, experts, norm = _gated(x, None, _CHOICES, 1, 1, 0, renorm, norm_type, 2.5)
     grad = torch.randn(_TOKENS, _CHOICES)
     weights.backward(grad.double())
     options = {"renorm": renorm, "norm_type": norm_type, "routed_scaling_factor": 2.5}
@@ -82,7 +88,7 @@ def test_the_gradient_of_the_gating_is_that_of_float64(renorm, norm_type):
         ({"group_count": 5}, "12 experts are not group_count=5 equal groups"),
         ({"group_count": 4, "k_group": 5}, "k_group is 5 of 4 groups"),
         ({"group_count": 4, "k_group": 1, "k": 4}, "k is 4 of 3 experts"),
-        ({"norm_type": 2}, "norm_type is 2 instead of 0 or 1"),
+        ({"norm_type": 2, "group_count": 2}, "norm_type is 2 of 2 groups; CANN takes 0, 1, and 2 of one group"),
         ({"group_count": 2, "group_select_mode": 2}, "group_select_mode is 2"),
     ],
     ids=["groups", "too many groups", "too few experts", "norm", "select mode"],

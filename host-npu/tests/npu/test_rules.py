@@ -120,6 +120,18 @@ _FUNCTIONS = [
         mixed=(1,),
     ),
     Function(
+        "aclnnMoeGatingTopK",
+        (_X, _ROW, 2, 1, 1, 0, 0, 0, False, 1.0, 1e-20, t(4, 2), t(4, 2, dtype=_I32), t(4, 8, dtype=_F)),
+        ((0, t(4, 2049), "x has shape [4, 2049] instead of [N, E<=2048]"),),
+        # The norm, which is not asked for.
+        free=((13, 0), (13, 1)),
+    ),
+    Function(
+        "aclnnMoeGatingTopKV2",
+        (_X, _ROW, None, None, 2, 1, 1, 0, 0, 0, False, 1.0, 1e-20, t(4, 2), t(4, 2, dtype=_I32), t(4, 8, dtype=_F)),
+        free=((15, 0), (15, 1)),
+    ),
+    Function(
         "aclnnTransposeBatchMatMul",
         (
             *(t(2, 4, 8), t(2, 8, 3), None, None, Ints([0, 1, 2]), Ints([0, 1, 2]), Ints([1, 0, 2])),
