@@ -20,6 +20,7 @@ from tests._optim import (
     contents_of,
     each_flatten,
     states_of,
+    step_with,
     train,
     trained,
     unchanged,
@@ -162,6 +163,18 @@ def test_a_group_has_its_own_options(name, later):
         optimizer_of_last.step()
     assert_all_equal(weights_of(grouped), weights_of(alone))
     assert_all_equal(states_of(optimizer), states_of(optimizer_of_others) + states_of(optimizer_of_last))
+
+
+@each_flatten
+def test_a_parameter_that_moves_to_another_group_has_its_options(flatten):
+    first, second, third = (nn.Parameter(torch.ones(16)) for _ in range(3))
+    optimizer = FusedEmaAdam([{"params": [first, second]}, {"params": [third], "lr": 0.0}], lr=0.1, flatten=flatten)
+    step_with(optimizer)
+    before = second.detach().clone()
+    groups = optimizer.param_groups
+    groups[1]["params"].insert(0, groups[0]["params"].pop())
+    step_with(optimizer)
+    assert torch.equal(second, before) and not torch.equal(first, before)
 
 
 @pytest.mark.parametrize("lr", [1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])], ids=repr)

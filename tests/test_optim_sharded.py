@@ -102,7 +102,7 @@ def test_states_and_gradients_of_other_shards_are_refused(device, found):
     assert first is None and is_unchanged
     assert "of group 0 must be a real dense DTensor of [6, 8] with the shard" in error
     for of_state, of_gradient in found(device, "other placements"):
-        assert of_state.startswith("FusedEmaAdam: exp_avg must have the shape [")
+        assert of_state.startswith("FusedEmaAdam: 'exp_avg' must have the shape [2, 5] of parameter 0 of group 0")
         assert of_gradient.startswith("fused_ema_adam: grads[0] must have the shard [")
 
 

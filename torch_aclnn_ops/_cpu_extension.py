@@ -17,7 +17,7 @@ from torch import Tensor
 
 # Factories of the C++ autograd functions, by name: given a fallback and dtypes, they return an entry point.
 _functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
-_HELPERS = ("few_logits", "have_grads", "have_items", "holds", "placement")
+_HELPERS = ("few_logits", "have_grads", "holds", "placement")
 _helpers: dict[str, Callable[..., Any]] = {}
 
 
@@ -57,19 +57,18 @@ def placement(tensors: list[Tensor]) -> object:
     return [[one.data_ptr(), one.dtype, one.shape, one.stride()] for one in tensors]
 
 
+def contents(containers: list[Any]) -> list[Any]:
+    """Return what lists, tuples, and dicts hold, of which each key comes before its value."""
+    items = (chain.from_iterable(one.items()) if isinstance(one, dict) else one for one in containers)
+    return list(chain.from_iterable(items))
+
+
 def holds(containers: list[Any], objects: list[Any]) -> bool:
-    """Return whether lists and tuples hold these objects in this order; compared by identity."""
+    """Return whether the :func:`contents` of containers are these objects; compared by identity."""
     if why_unavailable() is None:
         return bool(_helpers["holds"](containers, objects))
-    found = list(chain.from_iterable(containers))
+    found = contents(containers)
     return len(found) == len(objects) and all(map(is_, found, objects))
-
-
-def have_items(dicts: list[Any], keys: list[Any], values: list[Any]) -> bool:
-    """Return whether dicts have these keys and values in this order; compared by identity."""
-    if why_unavailable() is None:
-        return bool(_helpers["have_items"](dicts, keys, values))
-    return holds([list(one) for one in dicts], keys) and holds([list(one.values()) for one in dicts], values)
 
 
 def have_grads(tensors: list[Tensor], grads: list[Tensor]) -> bool:

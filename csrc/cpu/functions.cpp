@@ -92,7 +92,6 @@ PYBIND11_MODULE(_cpu, module) {
     define_functions(module);
     module.def("placement", &placement);
     module.def("holds", &holds);
-    module.def("have_items", &have_items);
     module.def("have_grads", &have_grads);
     module.attr("few_logits") = PythonEntry<FewLogits, decltype(&FewLogits::call), FewLogitsCalls>::make(
         py::cpp_function([](const py::args&) { return py::none(); }));

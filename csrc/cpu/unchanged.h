@@ -8,15 +8,26 @@
 
 namespace torch_aclnn_ops {
 
-// Whether lists and tuples hold these objects in this order; the objects, mostly not in the cache, are not read.
+// Whether lists, tuples, and dicts, each key before its value, hold these objects in this order. The objects, mostly
+// not in the cache, are not read.
 inline bool holds(const pybind11::list& containers, const pybind11::list& objects) {
     Py_ssize_t place = 0;
     const auto is_next = [&](PyObject* object) {
         return place < PyList_GET_SIZE(objects.ptr()) && PyList_GET_ITEM(objects.ptr(), place++) == object;
     };
     for (const pybind11::handle container : containers) {
+        if (PyDict_Check(container.ptr())) {
+            Py_ssize_t next = 0;
+            PyObject *key = nullptr, *value = nullptr;
+            while (PyDict_Next(container.ptr(), &next, &key, &value)) {
+                if (!is_next(key) || !is_next(value)) {
+                    return false;
+                }
+            }
+            continue;
+        }
         const auto sequence = pybind11::reinterpret_steal<pybind11::object>(
-            PySequence_Fast(container.ptr(), "holds: containers must be lists and tuples"));
+            PySequence_Fast(container.ptr(), "holds: containers must be lists, tuples and dicts"));
         if (!sequence) {
             throw pybind11::error_already_set();
         }
@@ -28,27 +39,6 @@ inline bool holds(const pybind11::list& containers, const pybind11::list& object
         }
     }
     return place == PyList_GET_SIZE(objects.ptr());
-}
-
-// Whether dicts have these keys and values in this order.
-inline bool have_items(const pybind11::list& dicts, const pybind11::list& keys, const pybind11::list& values) {
-    const Py_ssize_t number = PyList_GET_SIZE(keys.ptr());
-    Py_ssize_t place = 0;
-    for (const pybind11::handle dict : dicts) {
-        if (!PyDict_Check(dict.ptr()) || number != PyList_GET_SIZE(values.ptr())) {
-            return false;
-        }
-        Py_ssize_t next = 0;
-        PyObject *key = nullptr, *value = nullptr;
-        while (PyDict_Next(dict.ptr(), &next, &key, &value)) {
-            if (place == number || PyList_GET_ITEM(keys.ptr(), place) != key ||
-                PyList_GET_ITEM(values.ptr(), place) != value) {
-                return false;
-            }
-            ++place;
-        }
-    }
-    return place == number;
 }
 
 // Whether tensors, none of which is a subclass, have these gradients.

@@ -11,7 +11,7 @@ from torch_aclnn_ops._torch_compat.private import load_state_dict_hooks
 from torch_aclnn_ops.optim import checkpoints
 from torch_aclnn_ops.optim.ema_buffers import EmaBuffers
 from torch_aclnn_ops.optim.flat import FlatGroup
-from torch_aclnn_ops.optim.memory import Placement, check_memory
+from torch_aclnn_ops.optim.memory import Snapshot, check_memory
 from torch_aclnn_ops.optim.options import CheckedOptions
 from torch_aclnn_ops.optim.sharded import ShardedModel
 from torch_aclnn_ops.optim.state import (
@@ -49,10 +49,9 @@ class EmaOptimizer(Optimizer):
         self._checked_options: dict[int, CheckedOptions] = defaultdict(CheckedOptions)
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
-        self._are_states_checked = False  # in this step
         self._captures = Captures()
         self._is_swapped = False  # inside swap_ema_params
-        self._placement = Placement()  # after the last successful step
+        self._snapshot = Snapshot()  # of the last successful step
 
     def swap_ema_params(self, model: nn.Module | None = None) -> AbstractContextManager[None]:
         """Swap the EMA weights into the parameters inside a ``with`` block.
@@ -272,7 +271,7 @@ class EmaOptimizer(Optimizer):
                     # A pickle may share its memory with another process.
                     states[param] = normalize_state(states[param], param, dtype, copies_step=not is_new)
         # A single call of the base class sets all of these attributes.
-        super().__setstate__({**state, "state": states, "_cached": {}})
+        super().__setstate__({**state, "state": states, "_cached": {}, "_snapshot": Snapshot()})
         if is_new:
             self._export_steps_first()
 

@@ -1,7 +1,7 @@
 """Flattened parameters: contiguous buffers for the weights, gradients and states of the parameters of a group."""
 
 from collections import defaultdict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._cpu_extension import have_grads, holds, placement
@@ -10,8 +10,8 @@ from torch_aclnn_ops._torch_compat.private import foreach_copy_, is_in_fsdp1_uni
 from torch_aclnn_ops.ops.ema_adam import Options, TensorLists, empty_lists
 from torch_aclnn_ops.optim.options import EmaSchedule
 from torch_aclnn_ops.optim.state import (
-    CachedState,
     StepCounts,
+    Versions,
     dtype_of_states,
     has_state,
     init_missing_state,
@@ -41,7 +41,7 @@ class FlatBuffer:
     next step, and replaced by the view.
     """
 
-    def __init__(self, params: Sequence[Tensor], dtype: torch.dtype, states: MutableMapping[Tensor, Any]) -> None:
+    def __init__(self, params: Sequence[Tensor], dtype: torch.dtype) -> None:
         # Parameters with a remainder for scalar code come last, so that the others form one run.
         self.params = sorted(params, key=lambda param: param.nbytes % _CACHE_LINE != 0)
         first = self.params[0]
@@ -58,13 +58,13 @@ class FlatBuffer:
         self._strides = list(map(Tensor.stride, self.params))
         self._param_views, self._grad_views = self._views(self.weights), self._views(self.grads)
         self._placement = placement(self._grad_views)
-        self.all_states = states
+        self._own_states: dict[int, dict[str, Tensor]] = {}  # by the index of the parameter
         self.counts = StepCounts([self.steps])
         # The runs if all parameters have gradients and the same step count.
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_own_grads = self._has_all_grads = False  # in this and in the last step
         self._is_captured = False  # by a graph, which updates all parameters
-        self._cached = CachedState(self.params, {}, joins_steps=False)  # of no states yet
+        self._versions = Versions(self.params if dtype != first.dtype else [])
 
     def _views(self, buffer: Tensor) -> list[Tensor]:
         return [self._view(buffer, i) for i in range(len(self.params))]
@@ -87,43 +87,29 @@ class FlatBuffer:
             for param, view in zip(self.params, self._param_views, strict=True)
         )
 
-    def moved_params(self) -> list[int]:
-        """Return the indices of the parameters that are not views of the buffer."""
-        return _moved(self.params, self._param_views)
-
-    def has_own_states(self) -> bool:
-        """Return whether the states are views of the buffers."""
-        return self._cached.is_current(self.params, self.all_states)
-
-    def take_params_and_states(self) -> None:
+    def take(self, states: MutableMapping[Tensor, Any]) -> None:
         """Copy parameters and states that a program has assigned, and new states, into the buffers, to be views."""
-        moved = self.moved_params()
+        moved = _moved(self.params, self._param_views)
         assigned = [_kept(self.params[i].detach(), self.weights) for i in moved]
         for i, values in zip(moved, assigned, strict=True):
             self._param_views[i].copy_(values)
             self.params[i].data = self._param_views[i]
-        if moved:
-            self._cached.forget_versions()
-        if not self.has_own_states():
-            self._take_states([param for param in self.params if has_state(self.all_states, param)])
-        if new := self.new_params():
-            self._take_states(new)
-
-    def _take_states(self, params: list[Tensor]) -> None:
-        if missing := [i for i, param in enumerate(self.params) if not has_state(self.all_states, param)]:
+        self._versions = Versions(self._versions.params)
+        own = {i: one for i, one in self._own_states.items() if _has(states.get(self.params[i], {}), one)}
+        buffers, assigned_states = {**self.states, "step": self.steps}, {}
+        for i, param in enumerate(self.params):
+            if i not in own and (param.grad is not None or has_state(states, param)):
+                init_missing_state(states[param], param, self.states["exp_avg"].dtype)
+                assigned_states[i] = {name: _kept(states[param][name], buffers[name]) for name in buffers}
+        if missing := [i for i in range(len(self.params)) if i not in own and i not in assigned_states]:
             self.steps[missing] = 0
-        for param in params:
-            init_missing_state(self.all_states[param], param, self.states["exp_avg"].dtype)
-        buffers = {**self.states, "step": self.steps}
-        assigned = [{name: _kept(self.all_states[one][name], buffers[name]) for name in buffers} for one in params]
-        places = {param: i for i, param in enumerate(self.params)}
-        for param, values in zip(params, assigned, strict=True):
-            i = places[param]
+        for i, of_param in assigned_states.items():
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
             # On a device, writes are found by the version counter, which a separate storage does not share.
             views["step"] = dlpack.from_dlpack(self.steps[i]) if self.steps.is_cpu else self.steps[i]
-            self.all_states[param].update({name: view.copy_(values[name]) for name, view in views.items()})
-        self._cached = CachedState(self.params, self.all_states, joins_steps=False)
+            own[i] = {name: view.copy_(of_param[name]) for name, view in views.items()}
+            states[self.params[i]].update(own[i])
+        self._own_states = own
         self.counts = StepCounts([self.steps])
 
     def has_own_grads(self) -> bool:
@@ -131,10 +117,6 @@ class FlatBuffer:
         are_views = have_grads(self.params, self._grad_views)
         self._has_own_grads = are_views and placement(self._grad_views) == self._placement
         return self._has_own_grads
-
-    def new_params(self) -> list[Tensor]:
-        """Return the parameters that have a gradient but no state yet."""
-        return self._cached.new_params()
 
     def gather(self, is_capturing: bool) -> list[Run]:
         """Copy assigned gradients into their buffer, and return the runs to update."""
@@ -154,7 +136,7 @@ class FlatBuffer:
                 for i in _moved(self._grad_views, views):
                     self._grad_views[i] = views[i]
             self._take_grads()
-        if self._cached.are_params_modified():
+        if self._versions.are_modified():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
@@ -203,7 +185,7 @@ class FlatBuffer:
         """Return the parameters without a gradient that have a state."""
         if self._has_all_grads:
             return empty_lists()
-        is_ema_updated = [param.grad is None and has_state(self.all_states, param) for param in self.params]
+        is_ema_updated = [param.grad is None and i in self._own_states for i, param in enumerate(self.params)]
         return _lists_of(self._runs(is_ema_updated, [0] * len(self.params)))
 
     def step(self, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
@@ -215,7 +197,7 @@ class FlatBuffer:
         step_lists(_lists_of(runs), options, schedule, counts)
         if not self.steps.is_cpu:
             self.counts.record([i for run in runs for i in range(run.members.start, run.members.stop)])
-        self._cached.record_versions()
+        self._versions.record()
 
 
 def _lists_of(runs: list[Run]) -> TensorLists:
@@ -244,10 +226,15 @@ def _kept(values: Tensor, buffer: Tensor) -> Tensor:
     return values.clone() if is_inside else values
 
 
+def _has(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> bool:
+    """Return whether a state has these very tensors."""
+    return all(state.get(name) is one for name, one in tensors.items())
+
+
 class FlatGroup:
     """The buffers of a parameter group, and its parameters that cannot be flattened."""
 
-    def __init__(self, group: dict[str, Any], states: MutableMapping[Tensor, Any]) -> None:
+    def __init__(self, group: dict[str, Any]) -> None:
         self._params, self._master_weights = list(group["params"]), group["master_weights"]
         by_kind: dict[Any, list[Tensor]] = defaultdict(list)
         self.rest: list[Tensor] = []
@@ -255,31 +242,20 @@ class FlatGroup:
             listed = by_kind[param.dtype, param.device] if can_flatten(param) else self.rest
             listed.append(param)
         self.buffers: list[FlatBuffer] = [
-            FlatBuffer(params, dtype_of_states(params[0], group["master_weights"]), states)
-            for params in by_kind.values()
+            FlatBuffer(params, dtype_of_states(params[0], group["master_weights"])) for params in by_kind.values()
         ]
 
-    def fits(self, group: dict[str, Any], have_moved: bool) -> bool:
-        """Return whether the buffers are those of the group's parameters; shapes are compared if any have moved."""
-        params = group["params"]
+    def fits(self, group: dict[str, Any]) -> bool:
+        """Return whether the buffers are those of the group's parameters."""
         return (
             group["master_weights"] == self._master_weights
-            and holds([params], self._params)
-            and (not have_moved or all(buffer.takes_params() for buffer in self.buffers))
+            and holds([group["params"]], self._params)
+            and all(buffer.takes_params() for buffer in self.buffers)
         )
 
     def has_own_grads(self) -> bool:
         """Return whether all parameters are flattened and all gradients are views of their buffers."""
         return all([buffer.has_own_grads() for buffer in self.buffers]) and not self.rest  # each buffer notes it
-
-    def are_views(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
-        """Return whether parameters and states are views of the buffers, and no state is missing."""
-        for buffer in self.buffers:
-            buffer.all_states = states
-        return all(
-            (not have_moved or not buffer.moved_params()) and buffer.has_own_states() and not buffer.new_params()
-            for buffer in self.buffers
-        )
 
 
 def can_flatten(param: Tensor) -> bool:

@@ -220,30 +220,29 @@ class FusedEmaAdam(EmaOptimizer):
         grad_scale, found_inf = _steps.grad_scaling(self, **scaler)
         if grad_scale is not None or found_inf is not None:
             parsed = [(one._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for one, schedule in parsed]
-        self._captures.has_compiled = True
+        self._captures.has_compiled, self._snapshot.is_valid = True, False
         self._write(self._prepare(parsed, True), parsed, buffers)
 
     def _step_in_eager_mode(self, scaler: dict[str, Any]) -> None:
         parsed = [self._checked_options[i].of(group) for i, group in enumerate(self.param_groups)]
         schedules = [schedule for _, schedule in parsed]
         buffers = self._ema_buffers.prepare(schedules)
-        have_moved = not self._placement.is_current(self.param_groups)
-        if have_moved:
+        has_changed = not self._snapshot.is_current(self.param_groups, self.state)
+        if has_changed:
             check_memory(self.param_groups, self.state)
             check_formats(self.param_groups, self.state, self._flatten)
         own = [i for i, one in self._flat_groups.items() if one.has_own_grads()]  # each group notes it for this step
-        _steps.check_gradients(self.param_groups, [] if have_moved else own)
+        _steps.check_gradients(self.param_groups, [] if has_changed else own)
         grad_scale, found_inf = _steps.grad_scaling(self, **scaler)
         is_read = found_inf is not None and (found_inf.is_cpu or _steps.are_states_missing(self))
         if is_read and found_inf:
             return
         if grad_scale is not None or found_inf is not None:
             parsed = [(one._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for one, schedule in parsed]
-        self._captures.observe(self.param_groups, schedules, have_moved)
-        self._are_states_checked = False
-        work = self._prepare(parsed, have_moved)
-        if self._ema_buffers.are_new(buffers):
+        self._captures.observe(self.param_groups, schedules, has_changed)
+        if has_changed or self._ema_buffers.are_new(buffers):
             self._captures.before_new_states()
+        work = self._prepare(parsed, has_changed)
         if not any(one.tensors.params or any(runs for _, runs in one.runs) for one in work):
             log_detail(apply_fused_ema_adam_.name, lambda: "not called, because no parameter has a gradient")
         try:
@@ -251,42 +250,41 @@ class FusedEmaAdam(EmaOptimizer):
         except BaseException as error:
             note_partial_update(error)
             raise
-        if have_moved:
-            self._placement.remember(self.param_groups)
+        if has_changed:
+            self._snapshot.remember(self.param_groups, self.state)
 
-    def _prepare(self, parsed: list[tuple[Options, EmaSchedule]], have_moved: bool) -> list[Work]:
+    def _prepare(self, parsed: list[tuple[Options, EmaSchedule]], has_changed: bool) -> list[Work]:
         """Make everything that the groups' updates need, before any of them is written."""
         all_work = []
         is_flattened = self._flatten and not torch.compiler.is_compiling()
         for i, (options, _) in enumerate(parsed):
             work = Work(empty_lists(), empty_lists(), [], [])
             all_work.append(work)
-            if is_flattened and not self._prepare_flat(i, options, have_moved, work):
+            if is_flattened and not self._prepare_flat(i, options, has_changed, work):
                 continue
             # Also of the parameters without a gradient: steps, master weights, parameters.
             everything: tuple[list[Tensor], ...] = work.steps, [], []
-            self._init_group(i, is_flattened, have_moved, *work.tensors, *work.without_grad, *everything)
+            self._init_group(i, is_flattened, has_changed, *work.tensors, *work.without_grad, *everything)
             if torch.compiler.is_compiling():  # compiled code has no check whether parameters were modified
                 sync_masters_from_params(*everything[1:])
         return all_work
 
-    def _prepare_flat(self, i: int, options: Options, have_moved: bool, work: Work) -> list[Tensor]:
+    def _prepare_flat(self, i: int, options: Options, has_changed: bool, work: Work) -> list[Tensor]:
         """Gather the flattened parameters of a group; return the others."""
-        group, flat_group = self.param_groups[i], self._flat_groups.get(i)
-        if flat_group is None or not flat_group.fits(group, have_moved):
-            flat_group = self._flat_groups[i] = FlatGroup(group, self.state)
-        if not flat_group.are_views(self.state, have_moved):
-            self._captures.before_new_states()
-            for buffer in flat_group.buffers:
-                buffer.take_params_and_states()
-        for buffer in flat_group.buffers:
+        group = self.param_groups[i]
+        if has_changed:
+            if i not in self._flat_groups or not self._flat_groups[i].fits(group):
+                self._flat_groups[i] = FlatGroup(group)
+            for buffer in self._flat_groups[i].buffers:
+                buffer.take(self.state)
+        for buffer in self._flat_groups[i].buffers:
             work.runs.append((buffer, buffer.gather(self._captures.is_capturing)))
             buffer.counts.are_exact &= self._captures.are_counts_known(options.found_inf)
             work.steps.append(buffer.steps)
             if group["ema_without_grad"]:
                 for listed, from_buffer in zip(work.without_grad, buffer.without_grad(), strict=True):
                     listed += from_buffer
-        return flat_group.rest
+        return self._flat_groups[i].rest
 
     def _write(self, all_work: list[Work], parsed: list[tuple[Options, EmaSchedule]], buffers: PreparedBuffers) -> None:
         for i, (work, (options, schedule)) in enumerate(zip(all_work, parsed, strict=True)):
@@ -305,24 +303,22 @@ class FusedEmaAdam(EmaOptimizer):
         if moves_ema or any(runs for work in all_work for _, runs in work.runs):
             self._ema_buffers.update(buffers, steps, *parsed[0])
 
-    def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
+    def _init_group(self, i: int, is_flattened: bool, has_changed: bool, *lists: list[Tensor]) -> None:
         """Fill both ``TensorLists`` of a ``Work``, and lists of all parameters that are not flattened.
 
         Dynamo calls optimizer methods of this name without tracing, and supports only numbers and lists as arguments.
         """
-        group, cached = self.param_groups[i], self._cached.get(i)
-        all_params = self._flat_groups[i].rest if is_flattened else group["params"]
-        given = all_params, self.state, group["master_weights"]
-        if cached is None or have_moved or not cached.is_current(*given) or cached.new_params():
-            self._captures.before_new_states()
-            for param in all_params:
+        group = self.param_groups[i]
+        if has_changed:
+            params = self._flat_groups[i].rest if is_flattened else group["params"]
+            for param in params:
                 if param.grad is not None or has_state(self.state, param):
-                    init_missing_state(self.state[param], param, dtype_of_states(param, given[-1]))
-            if not self._are_states_checked:
+                    init_missing_state(self.state[param], param, dtype_of_states(param, group["master_weights"]))
+            if i == 0 or is_flattened:  # once for all groups; states of a buffer share nothing
                 check_no_shared_states(self.param_groups, self.state)
-                self._are_states_checked = True  # for the other groups of this step
-            cached = self._cached[i] = CachedState(*given)
-        if cached.are_params_modified():
+            self._cached[i] = CachedState(params, self.state)
+        cached = self._cached[i]
+        if cached.versions.are_modified():
             sync_masters_from_params(cached.masters, cached.params)
         all_grads = [param.grad for param in cached.params]
         has_all = not any(map(is_, all_grads, repeat(None)))

@@ -1,14 +1,14 @@
-"""Checks of the parameters: whether their memory has changed, matches the states, is not shared, and holds reals."""
+"""What parameters and states were after the last step, and checks of their memory."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from operator import eq
 from typing import Any
 
-from torch_aclnn_ops._cpu_extension import holds, placement
+from torch_aclnn_ops._cpu_extension import contents, holds, placement
 from torch_aclnn_ops._tensors import extent, first_overlap, is_plain, local
 from torch_aclnn_ops._torch_npu import has_private_format
 from torch_aclnn_ops.optim.flat import can_flatten
-from torch_aclnn_ops.optim.state import TENSOR_STATES, check_shape
+from torch_aclnn_ops.optim.state import TENSOR_STATES, check_shape, has_state, states_of_params
 
 import torch
 from torch import Tensor
@@ -17,30 +17,41 @@ from torch.nn.parameter import is_lazy
 _Groups = Sequence[dict[str, Any]]
 
 
-class Placement:
-    """A snapshot of the addresses, dtypes, shapes and strides of an optimizer's parameters."""
+class Snapshot:
+    """The parameters and states of an optimizer after a step: the objects, and where the parameters' memory is."""
 
     def __init__(self) -> None:
-        self.remember([])
+        self.is_valid = False  # not after a compiled step, nor before the first one
 
-    def remember(self, groups: _Groups) -> None:
-        """Take a snapshot of the parameters."""
-        self._params: list[Tensor] = [param for group in groups for param in group["params"]]
+    def remember(self, groups: _Groups, states: MutableMapping[Any, Any]) -> None:
+        """Take a snapshot."""
+        self._dicts = [state for _, state in states_of_params(states)]
+        self._objects = contents(self._containers(groups, states))
+        params: list[Tensor] = [param for group in groups for param in group["params"]]
+        self._without_state = [param for param in params if not has_state(states, param)]
         self._plain: list[Tensor] = []
         self._others: list[Tensor] = []
-        for param in self._params:
+        for param in params:
             is_usual = is_plain(param) and has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)
         self._placement = placement(self._plain)
         self._locations = list(map(_location, self._others))
+        self.is_valid = True
 
-    def is_current(self, groups: _Groups) -> bool:
-        """Return whether the parameters match the snapshot."""
+    def is_current(self, groups: _Groups, states: MutableMapping[Any, Any]) -> bool:
+        """Return whether all is as it was, and no parameter gets its first gradient, so that nothing is prepared."""
         return (
-            holds([group["params"] for group in groups], self._params)
+            self.is_valid
+            and holds(self._containers(groups, states), self._objects)
+            and not any(param.grad is not None for param in self._without_state)
             and placement(self._plain) == self._placement
             and all(map(eq, map(_location, self._others), self._locations))
         )
+
+    def _containers(self, groups: _Groups, states: MutableMapping[Any, Any]) -> list[Any]:
+        """Return what is compared by identity; an option separates the parameters of two groups."""
+        of_groups = [one for group in groups for one in (group["params"], [group["master_weights"]])]
+        return [*of_groups, states, *self._dicts]
 
 
 def has_memory(tensor: Tensor) -> bool:

@@ -5,11 +5,9 @@ import reprlib
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
-from itertools import chain
 from operator import is_
 from typing import Any
 
-from torch_aclnn_ops._cpu_extension import have_items, holds
 from torch_aclnn_ops._tensors import HALF_DTYPES, is_plain, local
 from torch_aclnn_ops._torch_compat.private import version_of
 
@@ -136,73 +134,38 @@ def _join_steps(states: list[dict[str, Any]]) -> None:
                 state["step"] = joined[i]
 
 
-class CachedState:
-    """The states of parameters as lists, cached between steps, with a check whether they are still valid.
+class Versions:
+    """Version counters of parameters with master weights; other data of a parameter is found by its address."""
 
-    Step counts on an NPU are joined; those of flattened parameters are in a buffer of their own.
-    """
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = params
+        self._recorded: list[int] = []
 
-    def __init__(
-        self,
-        params: Sequence[Tensor],
-        states: MutableMapping[Tensor, Any],
-        master_weights: bool = True,
-        joins_steps: bool = True,
-    ) -> None:
-        self._all_params, self._states, self._master_weights = list(params), states, master_weights
-        self.params = [param for param in params if has_state(states, param)]
-        self._others = [param for param in params if not has_state(states, param)]
-        found = [states[param] for param in self.params]
-        if joins_steps:
-            _join_steps(found)
-        self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
-        self.has_masters = not all(map(is_, self.masters, self.params))
-        self.lists = [[state[name] for state in found] for name in ("exp_avg", "exp_avg_sq", "ema_params", "step")]
-        self.counts = StepCounts(self.lists[3])
-        self._dicts, self._keys = found, list(chain.from_iterable(found))
-        self._tensors = [each for state in found for each in state.values()]
-        # If these are all states, they are compared in their order, because to look a parameter up calls Python code.
-        self._items = (list(states), list(states.values())) if len(states) == len(found) else ([], [])
-        self._versions: list[int] = []
+    def are_modified(self) -> bool:
+        """Return whether parameters were modified after :meth:`record`, or none were recorded."""
+        return self._recorded != self._current()
 
-    def is_current(
-        self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], master_weights: bool = True
-    ) -> bool:
-        """Return whether the cache is valid for these parameters, states and option."""
-        if states is not self._states or master_weights != self._master_weights:
-            return False
-        if not holds([params], self._all_params):
-            return False
-        keys, values = self._items
-        found = self._dicts
-        if not keys or not (holds([list(states)], keys) and holds([list(states.values())], values)):
-            found = [state for state in map(states.get, params) if state is not None]
-        return holds([found], self._dicts) and have_items(found, self._keys, self._tensors)
+    def record(self) -> None:
+        """Record the versions, after the optimizer has written to the parameters."""
+        self._recorded = self._current()
 
-    def new_params(self) -> list[Tensor]:
-        """Return the parameters that have a gradient but no state yet."""
-        return [param for param in self._others if param.grad is not None]
-
-    def are_params_modified(self) -> bool:
-        """Return whether parameters with master weights were modified after :meth:`record_versions`.
-
-        Other data of a parameter is found by its address.
-        """
-        return self.has_masters and self._versions != self._current_versions()
-
-    def forget_versions(self) -> None:
-        """Forget the data of parameters with master weights, because the program has replaced it."""
-        self._versions = []
-
-    def record_versions(self) -> None:
-        """Record the versions of parameters with master weights, after the optimizer has written to them."""
-        if self.has_masters:
-            self._versions = self._current_versions()
-
-    def _current_versions(self) -> list[int]:
+    def _current(self) -> list[int]:
         """Return the version counters of the parameters, and of DTensors' shards, which have their own."""
         shards = [local(param) for param in self.params if not is_plain(param)]
         return [*map(version_of, self.params), *map(version_of, shards)]
+
+
+class CachedState:
+    """The states of parameters as lists, cached between steps. Step counts on an NPU are joined."""
+
+    def __init__(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> None:
+        self.params = [param for param in params if has_state(states, param)]
+        found = [states[param] for param in self.params]
+        _join_steps(found)
+        self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
+        self.versions = Versions([] if all(map(is_, self.masters, self.params)) else self.params)
+        self.lists = [[state[name] for state in found] for name in ("exp_avg", "exp_avg_sq", "ema_params", "step")]
+        self.counts = StepCounts(self.lists[3])
 
 
 class StepCounts:

@@ -127,7 +127,7 @@ def step_cached(cached: CachedState, tensors: TensorLists, options: Options, sch
         counts.forget()
         step_lists(tensors, options, schedule, values)
         counts.record(stepped)
-    cached.record_versions()
+    cached.versions.record()
 
 
 def update_ema_params(tensors: TensorLists, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
@@ -188,9 +188,9 @@ class Captures:
         self.has_compiled = False  # a compiled step may be captured without a call of this class
         self._types: set[str] = set()
 
-    def observe(self, groups: list[dict[str, Any]], schedules: list[EmaSchedule], have_moved: bool) -> None:
+    def observe(self, groups: list[dict[str, Any]], schedules: list[EmaSchedule], has_changed: bool) -> None:
         """Note whether this step is captured; raise if a group's EMA decay depends on the step."""
-        if have_moved:
+        if has_changed:
             self._types = {param.device.type for group in groups for param in group["params"]} - {"cpu", "meta"}
         self.is_capturing = any(map(_is_capturing, self._types))
         self.has_captured |= self.is_capturing
@@ -215,7 +215,7 @@ class Captures:
                 "FusedEmaAdam.step: a captured step must not initialize states, because each replay would, too; call"
                 f" step() once before the capture, and after {_NEW_STATES}"
             )
-        self.warn_of_new_states(stacklevel=10)
+        self.warn_of_new_states(stacklevel=8)
 
     def warn_of_new_states(self, stacklevel: int) -> None:
         """Warn if graphs were captured, whose replays update the earlier states."""
