@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from operator import is_
 from typing import Any, NamedTuple, ParamSpec
 
 from torch_aclnn_ops._checks import POSITIVE, Rule, check_bool, check_number
+from torch_aclnn_ops._cpu_extension import contents, holds
 from torch_aclnn_ops.functional.ema_adam import check_options
 from torch_aclnn_ops.ops.ema_adam import Options
 
@@ -88,17 +88,15 @@ class CheckedOptions:
     """Cached options of a group, which are parsed again if any of them is a different object."""
 
     def __init__(self) -> None:
-        self._values: list[object] = []
+        self._items: list[object] = []
         self._parsed: tuple[Options, EmaSchedule] | None = None
 
     def of(self, group: dict[str, Any]) -> "tuple[Options, EmaSchedule]":
         """Return the parsed options of a group."""
-        values = [*group, *group.values()]  # a checkpoint may have the options in another order
         # Tensors and lists are mutable.
         is_fixed = not isinstance(group["lr"], Tensor) and isinstance(group["betas"], tuple)
-        is_known = is_fixed and len(values) == len(self._values) and all(map(is_, values, self._values))
-        if self._parsed is None or not is_known:
-            self._values, self._parsed = values, options_of(group)
+        if self._parsed is None or not (is_fixed and holds([group], self._items)):
+            self._items, self._parsed = contents([group]), options_of(group)
         return self._parsed
 
 
