@@ -234,7 +234,8 @@ class FusedEmaAdam(EmaOptimizer):
         own = [i for i, one in self._flat_groups.items() if one.has_own_grads()]  # each group notes it for this step
         _steps.check_gradients(self.param_groups, [] if has_changed else own)
         grad_scale, found_inf = _steps.grad_scaling(self, **scaler)
-        is_read = found_inf is not None and (found_inf.is_cpu or _steps.are_states_missing(self))
+        has_new = has_changed and _steps.are_states_missing(self)
+        is_read = found_inf is not None and (found_inf.is_cpu or has_new)
         if is_read and found_inf:
             return
         if grad_scale is not None or found_inf is not None:
