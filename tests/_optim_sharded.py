@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import io
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,135 +17,16 @@ from host_npu.testing import results_of
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffload,
-    CPUOffloadPolicy,
-    FullyShardedDataParallel,
-    MixedPrecisionPolicy,
-    ShardingStrategy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests import _optim
+from tests._fsdp_models import FLAVOURS, INPUTS, OF_EACH_KIND, OFFLOADED_FSDP1, Process, fsdp2, new_model
 
-WORLD_SIZE = 4
-BATCH = 8
 OPTIONS = {"lr": 0.1, "ema_decay": 0.8}
 # Dynamo of torch 2.9 cannot trace operators on shards of different sizes, nor can that of 2.14 guard them.
 COMPILES = (2, 12) <= torch.__version__ < (2, 14)
-INPUTS = torch.linspace(-2, 2, 15).reshape(3, 5)
-
-
-def new_model():
-    """Return a model with tied layers, which 4 processes cannot share evenly."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 6))
-    model[4].weight = model[2].weight
-    return model
-
-
-@dataclass(frozen=True)
-class Process:
-    """One of the processes that train together, or a single one."""
-
-    device: str = "cpu"
-    rank: int = 0
-    world_size: int = 1
-
-    def mesh(self, *sizes):
-        """Return a mesh of all processes, with dimensions named by the letters a, b ..."""
-        return init_device_mesh(self.device, sizes, mesh_dim_names=tuple("ab"[: len(sizes)]))
-
-    def device_id(self):
-        """Return the device for FSDP1."""
-        return torch.device("cpu") if self.device == "cpu" else torch.device("npu", torch.npu.current_device())
-
-    def train(self, model, optimizer, seed, share=None):
-        """Do a step with this process's share of a batch, or with another one."""
-        batch = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(seed))
-        rank, shares = share or (self.rank, self.world_size)
-        optimizer.zero_grad()
-        model(batch.chunk(shares)[rank].to(self.device)).square().mean().backward()
-        optimizer.step()
-
-    def evaluated(self, model):
-        """Return a model's output for the same rows in every process."""
-        with torch.no_grad():
-            return model(INPUTS.to(self.device)).float().cpu()
-
-
-def fsdp2(process, nested=True, prefetch=False, **options):
-    """Return a model whose first and last layers are separate FSDP modules, or only the full model is one."""
-    model = new_model().to(process.device)
-    if nested:
-        fully_shard(model[0], **options)
-        fully_shard(model[5], **options)
-    fully_shard(model, **options)
-    if prefetch:
-        model.set_modules_to_forward_prefetch([model[0], model[5]])
-    return model
-
-
-def hsdp(process, **options):
-    """Return a model whose shards two pairs of processes have."""
-    return fsdp2(process, mesh=process.mesh(2, 2), **options)
-
-
-def tensor_parallel(process):
-    """Return a model with layers that are tensor-parallel, and sharded."""
-    mesh = process.mesh(2, 2)
-    model = new_model().to(process.device)
-    plan = {"0": ColwiseParallel(output_layouts=Replicate()), "5": RowwiseParallel(input_layouts=Replicate())}
-    parallelize_module(model, mesh["b"], plan)
-    fully_shard(model[0], mesh=mesh["a"])
-    return fully_shard(model, mesh=mesh["a"])
-
-
-def fsdp1(process, strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, **options):
-    """Return a FullyShardedDataParallel with another one inside."""
-    options |= {"sharding_strategy": strategy, "use_orig_params": use_orig_params}
-    options["device_id"] = process.device_id()
-    model = new_model().to(process.device)
-    model[0] = FullyShardedDataParallel(model[0], **options)
-    return FullyShardedDataParallel(model, **options)
-
-
-# Torch trains wrongly after a forward pass that has a graph and no backward pass, and finds no accelerator on a CPU.
-OFFLOADED_FSDP1 = "FSDP1, CPU offload"
-_SHARD_GRADS = ShardingStrategy.SHARD_GRAD_OP
-HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-FLAVOURS = {
-    "fully_shard": fsdp2,
-    "fully_shard of the root": partial(fsdp2, nested=False),
-    "reshard_after_forward=True": partial(fsdp2, reshard_after_forward=True),
-    "reshard_after_forward=False": partial(fsdp2, reshard_after_forward=False),
-    "reshard_after_forward=2": partial(fsdp2, reshard_after_forward=2),
-    "prefetch": partial(fsdp2, prefetch=True),
-    "mixed precision": partial(fsdp2, mp_policy=HALVES),
-    "CPU offload": partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False)),
-    "HSDP": hsdp,
-    "HSDP, reshard_after_forward=False": partial(hsdp, reshard_after_forward=False),
-    "FSDP and TP": tensor_parallel,
-    "FSDP1": fsdp1,
-    "FSDP1, SHARD_GRAD_OP": partial(fsdp1, strategy=_SHARD_GRADS),
-    "FSDP1, NO_SHARD": partial(fsdp1, strategy=ShardingStrategy.NO_SHARD),
-    OFFLOADED_FSDP1: partial(fsdp1, cpu_offload=CPUOffload(offload_params=True)),
-    "FSDP1, FlatParameter": partial(fsdp1, use_orig_params=False),
-    "FSDP1, FlatParameter, flatten=True": partial(fsdp1, use_orig_params=False),
-    "FSDP1, FlatParameter, SHARD_GRAD_OP": partial(fsdp1, strategy=_SHARD_GRADS, use_orig_params=False),
-}
-
-
-OF_EACH_KIND = ("fully_shard", "FSDP1")
-
-
-def flavours_on(device):
-    """Return the flavours that torch has on a device."""
-    return [name for name in FLAVOURS if (device, name) != ("cpu", OFFLOADED_FSDP1)]
 
 
 def error_of(expected, call, *arguments):
@@ -291,23 +171,17 @@ def without_the_model(process):
     return errors, before, process.evaluated(model)
 
 
-SCALED = ("FSDP1", "FSDP1, use_orig_params", "FSDP2")
+def scaled_steps(process, use_orig_params):
+    """Return whether a step without an inf and one with it changed this process's weights, and the scales.
 
-
-def _scaled(process, model, kind):
-    if kind == "FSDP2":
-        return fully_shard(model), torch.amp.GradScaler(process.device, init_scale=4.0)
+    Those of ``fully_shard`` are in test_optimizer_matrix.py.
+    """
+    torch.manual_seed(0)
     # That of torch_npu 2.9 has no argument for the device.
     has_device = "device" in inspect.signature(ShardedGradScaler).parameters
     scaler = ShardedGradScaler(init_scale=4.0, **({"device": process.device} if has_device else {}))
-    options = {"device_id": process.device_id(), "use_orig_params": kind.endswith("use_orig_params")}
-    return FullyShardedDataParallel(model, **options), scaler
-
-
-def scaled_steps(process, kind):
-    """Return whether a step without an inf and one with it changed this process's weights, and the scales."""
-    torch.manual_seed(0)
-    model, scaler = _scaled(process, nn.Linear(4, 4, bias=False).to(process.device), kind)
+    options = {"device_id": process.device_id(), "use_orig_params": use_orig_params}
+    model = FullyShardedDataParallel(nn.Linear(4, 4, bias=False).to(process.device), **options)
     optimizer = FusedEmaAdam(model.parameters(), lr=0.1, ema_decay=0.5)
     found = []
     for factor in (1.0, float("inf")):
@@ -316,7 +190,7 @@ def scaled_steps(process, kind):
         scaler.scale((model(torch.ones(2, 4, device=process.device)) * factors).mean()).backward()
         before = [param.detach().clone() for param in model.parameters()]
         scaler.step(optimizer)
-        is_changed = any(not _local(a).equal(_local(b)) for a, b in zip(before, model.parameters(), strict=True))
+        is_changed = not all(map(torch.equal, before, model.parameters()))
         scaler.update()
         found.append((is_changed, scaler.get_scale()))
     return found
@@ -405,7 +279,7 @@ def results(device, folder, flavours, others):
     for name in OF_EACH_KIND:
         cases[f"inside a forward pass: {name}"] = partial(swap_inside_a_forward_pass, process, name)
         cases[f"not saved: {name}"] = partial(not_saved, process, name, folder)
-    for kind in SCALED:
-        cases[f"scaled: {kind}"] = partial(scaled_steps, process, kind)
+    for use_orig_params in (False, True):
+        cases[f"scaled: {use_orig_params}"] = partial(scaled_steps, process, use_orig_params)
     cases["lacking memory"] = partial(lacking_memory, process, "fully_shard", folder)
     return results_of(cases.items())
