@@ -127,7 +127,7 @@ def broadcast_shape(operator: str, **tensors: Tensor) -> torch.Size:
 
 def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor) -> None:
     """Raise if tensors that are written in place overlap internally, with each other, or with tensors that are read."""
-    if not all(map(_is_real, written.values())):
+    if _is_tracing() or not all(map(_is_real, written.values())):
         return
     for name, tensor in written.items():
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
@@ -140,28 +140,27 @@ def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor)
                 f"{operator}: {name} must not have internal overlap, because it is written to, but it has"
                 f" shape {list(tensor.shape)} and strides {list(tensor.stride())}"
             )
-    tensors = {name: one for name, one in {**written, **read}.items() if _is_real(one) and one.numel() > 0}
+    real = {**written, **{name: one for name, one in read.items() if _is_real(one)}}
+    tensors = {name: one for name, one in real.items() if one.numel() > 0}
     shared = first_overlap(list(tensors.values()), len(tensors.keys() & written.keys()))
     if shared is not None:
         name, other = (list(tensors)[i] for i in shared)
         raise RuntimeError(f"{operator}: {name} and {other} must not share memory, because {name} is written to")
 
 
+def _is_tracing() -> bool:
+    return torch.compiler.is_compiling() or in_jit_trace() or get_proxy_mode() is not None
+
+
 def _is_real(tensor: Tensor) -> bool:
-    """Return whether a tensor has its own memory, unlike tensors that are traced, fake or wrapped by a transform."""
-    return (
-        type(tensor) in (Tensor, Parameter, Buffer)
-        and not torch.compiler.is_compiling()
-        and not in_jit_trace()
-        and not tensor.is_meta
-        and not is_functorch_wrapped_tensor(tensor)
-        and get_proxy_mode() is None
-    )
+    """Return whether a tensor has its own memory, unlike tensors that are fake or wrapped by a transform."""
+    is_usual = type(tensor) in (Tensor, Parameter, Buffer)
+    return is_usual and not tensor.is_meta and not is_functorch_wrapped_tensor(tensor)
 
 
 def values_are_readable(tensor: Tensor) -> bool:
     """Return whether a check may read values: on an NPU only if checks are enabled, and never while tracing."""
-    return (tensor.is_cpu or _extension.checks_values()) and _is_real(tensor)
+    return (tensor.is_cpu or _extension.checks_values()) and not _is_tracing() and _is_real(tensor)
 
 
 # What CANN's operators support.

@@ -106,6 +106,8 @@ def is_dense(tensor: Tensor) -> bool:
 
 def extent(tensor: Tensor) -> int:
     """Return the number of bytes from the first element of a tensor to the end of the last one."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
 
@@ -128,7 +130,7 @@ def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
     by_device = defaultdict(list)
     for i, tensor in enumerate(tensors):
         # Not by their storages, several of which may share memory, through DLPack.
-        by_device[tensor.device].append((tensor.data_ptr(), i))
+        by_device[tensor.get_device()].append((tensor.data_ptr(), i))
     for members in by_device.values():
         cluster: list[int] = []
         end = 0
