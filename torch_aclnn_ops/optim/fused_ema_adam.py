@@ -229,6 +229,7 @@ class FusedEmaAdam(EmaOptimizer):
         buffers = self._ema_buffers.prepare(schedules)
         has_changed = not self._snapshot.is_current(self.param_groups, self.state)
         if has_changed:
+            self._snapshot.is_valid = False  # until a step succeeds
             check_memory(self.param_groups, self.state)
             check_formats(self.param_groups, self.state, self._flatten)
         own = [i for i, one in self._flat_groups.items() if one.has_own_grads()]  # each group notes it for this step
