@@ -42,7 +42,7 @@ std::shared_ptr<Mailbox> mailbox_of(const Stream* stream) {
     return all.by_thread.at(found->second);
 }
 
-// Queues the callback, and waits until it has run if it blocks the stream.
+// Queues the callback. If it blocks the stream, waits until it has run.
 void deliver(const std::shared_ptr<Mailbox>& mailbox, aclrtCallback function, void* argument, bool blocks) {
     auto has_run = std::make_shared<bool>(false);
     std::unique_lock lock(mailbox->mutex);

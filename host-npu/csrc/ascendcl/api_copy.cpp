@@ -24,7 +24,7 @@ struct Copy {
     std::size_t size;
 };
 
-// Rows of `size` bytes each; a plain copy has one.
+// Rows of `size` bytes each. A plain copy is one row.
 struct Rows {
     Copy first;
     std::size_t to_pitch;
@@ -94,7 +94,7 @@ void require_room(std::size_t size, std::size_t room, const char* limit, const c
                                                 std::to_string(room) + ", got " + std::to_string(size));
 }
 
-// Refuses in the calling thread copies that would fault on the stream.
+// Refuses, on the calling thread, copies that would fault on the stream.
 void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
     require_queue();
     require(copy.size > 0, "count is 0");
@@ -143,7 +143,7 @@ std::vector<Copy> batch(void** dsts, const size_t* rooms, void** srcs, const siz
 bool is_page_locked(const void* pointer) { return is_device(pointer) || HostMemory::instance().contains(pointer); }
 bool is_page_locked(const Copy& copy) { return is_page_locked(copy.to) && is_page_locked(copy.from); }
 
-// A copy from or to other memory of the host is one that the host waits for.
+// A copy from or to pageable host memory blocks the host, which a capture forbids.
 void require_page_locked(const Stream& stream, const Copy& copy) {
     if (is_page_locked(copy)) return;
     constexpr const char* what = "a copy of host memory that is not page-locked (pinned)";
@@ -151,8 +151,8 @@ void require_page_locked(const Stream& stream, const Copy& copy) {
     require_uncaptured(stream, what);
 }
 
-// Enqueues copies, and returns when those of host memory that is not page-locked are done, as CANN documents; their
-// faults are left to the next synchronization. A capture leaves the host's memory as it is.
+// Enqueues copies. As CANN documents, blocks until copies of pageable host memory are done; their faults are raised by
+// the next synchronization. A capture does not change host memory.
 void enqueue(aclrtStream stream, const char* name, std::span<const Copy> copies, std::function<void()> work) {
     const auto target = stream_of(stream);
     bool writes_to_host = false, is_awaited = false;

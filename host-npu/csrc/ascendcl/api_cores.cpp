@@ -52,7 +52,7 @@ CoreLimits& core_limits() {
     return limits;
 }
 
-// An address that identifies a device as the owner of limits.
+// A unique address that identifies a device as the owner of limits.
 const void* limit_owner(std::int32_t device) {
     require_device(device);
     static const std::array<char, 64> owners{};

@@ -33,7 +33,7 @@ aclError aclrtGetDeviceUtilizationRate(int32_t deviceId, aclrtUtilizationInfo* u
         const bool is_busy = std::any_of(all.begin(), all.end(), [deviceId](const auto& stream) {
             return stream->device() == deviceId && !stream->is_idle();
         });
-        // Nothing measures the share of time: a device works now, or it does not.
+        // Utilization over time is not measured: a device is either busy now or idle.
         const std::int32_t rate = is_busy ? 100 : 0;
         *utilizationInfo = {rate, rate, 0, 0, nullptr};
     });
@@ -204,7 +204,7 @@ aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
     return run_api(__func__, [&] {
         require(mode == ACL_RT_OVERFLOW_MODE_SATURATION || mode == ACL_RT_OVERFLOW_MODE_INFNAN,
                 "mode must be 0 or 1, got " + std::to_string(mode));
-        // torch_npu switches it on for chips without infinities, where it changes no results here.
+        // torch_npu enables saturation on chips without infinities; it changes no results here.
         const bool is_older = soc() == Soc::Ascend910 || soc() == Soc::Ascend310P;
         if (mode == ACL_RT_OVERFLOW_MODE_SATURATION && !is_older) {
             throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU computes with infinities and NaN only");

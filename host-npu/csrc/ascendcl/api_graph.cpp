@@ -10,7 +10,7 @@ using namespace host_npu;
 
 namespace {
 
-// Not ACL_ERROR_RT_FEATURE_NOT_SUPPORT, of which torch_npu only warns here before it fails an assertion.
+// Not ACL_ERROR_RT_FEATURE_NOT_SUPPORT: torch_npu would only warn and then fail an assertion.
 aclError refuse_graph(const char* function, const char* what) {
     return run_api(function, [&] {
         throw Error(ACL_ERROR_FEATURE_UNSUPPORTED, std::string("the host NPU does not simulate ") + what);
@@ -116,7 +116,8 @@ aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream stream) {
     return run_api(__func__, [&] { stream_of(stream)->end_update(); });
 }
 
-// torch_npu's first call for a graph with a condition. Only some of its headers declare it, in different ways.
+// The first function that torch_npu calls for a conditional graph. Only some of its headers declare it, in different
+// ways.
 HOST_NPU_EXPORT aclError refuse_condition() __asm__("aclmdlRICondHandleCreate");
 
 aclError refuse_condition() { return refuse_graph("aclmdlRICondHandleCreate", "conditions in captured graphs"); }

@@ -1,5 +1,5 @@
-// Device binaries, which need an instruction set that is not simulated. torch_npu's library is linked against some of
-// these; all return that they are not supported.
+// Device binaries, whose instruction set is not simulated. torch_npu's library links against some of these functions;
+// all return "not supported".
 #include "ascendcl/acl_names.h"
 #include "ascendcl/error.h"
 

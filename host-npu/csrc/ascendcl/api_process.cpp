@@ -53,7 +53,7 @@ const char* option_name(aclSysParamOpt option) {
 
 aclError aclInit(const char* configPath) {
     return run_api(__func__, [&] {
-        // Read now, so that invalid settings raise here.
+        // Read the settings now, so that invalid ones raise here.
         soc();
         device_count();
         device_memory_bytes();
@@ -170,13 +170,13 @@ aclError aclrtGetVersion(int32_t* majorVersion, int32_t* minorVersion, int32_t* 
     });
 }
 
-// CANN writes these to its log files; torch_npu also reports its errors elsewhere.
+// CANN writes these to its log files. torch_npu also reports its errors elsewhere.
 void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
 
 aclError aclmdlInitDump() { return unsupported(__func__, "dumping of operators"); }
 
 aclError aclmdlSetDump(const char*) {
-    // torch_npu does not look at the status.
+    // torch_npu ignores the status.
     std::cerr << "host NPU: nothing is dumped, because dumping of operators is not simulated\n";
     return unsupported(__func__, "dumping of operators");
 }

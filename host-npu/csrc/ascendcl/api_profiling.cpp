@@ -1,5 +1,5 @@
-// The interface through which torch_npu reports to CANN's profiler. There is no profiler, so registering and reporting
-// are no-ops that succeed, as in CANN while no profiler runs; to start one is refused.
+// The interface through which torch_npu reports to CANN's profiler. Registering and reporting succeed without effect,
+// as in CANN while no profiler runs; starting a profiler is refused.
 #include <chrono>
 #include <functional>
 #include <stdexcept>
@@ -7,7 +7,7 @@
 
 #include "ascendcl/error.h"
 
-// Not every torch_npu has the header of these functions; arguments that are structures are ignored.
+// Not every torch_npu has the header of these functions. Structure arguments are ignored.
 extern "C" {
 
 HOST_NPU_EXPORT std::int32_t MsprofRegisterCallback(std::uint32_t, const void*) { return 0; }

@@ -1,4 +1,4 @@
-// Streams, and tasks that the host enqueues on them.
+// Streams, and tasks that the host enqueues directly.
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -134,7 +134,7 @@ aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr stmAttrType
 }
 
 aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t flag) {
-    // torch_npu enables it before every random number on chips without infinities; its result is never read.
+    // torch_npu enables this before every random number on chips without infinities, and never reads the result.
     const bool is_switched_on_by_torch_npu = soc() == Soc::Ascend910 || soc() == Soc::Ascend310P;
     if (flag != 0 && !is_switched_on_by_torch_npu) return unsupported(__func__, "overflow detection");
     return run_api(__func__, [] {});
@@ -147,7 +147,7 @@ aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
     });
 }
 
-// The simulated device has no time-outs: the host has to stop what runs too long.
+// The simulated device has no time-outs: the caller has to stop hung programs.
 aclError aclrtSetOpWaitTimeout(uint32_t) {
     return run_api(__func__, [] {});
 }
@@ -162,7 +162,7 @@ aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actualTimeout) {
 
 aclError aclrtCmoAsync(void* src, size_t size, aclrtCmoType, aclrtStream stream) {
     return run_api(__func__, [&] {
-        // A cache hint, which is only validated on a host.
+        // A cache hint: only its arguments are validated.
         DeviceMemory::instance().alias(src, size);
         stream_of(stream);
     });
@@ -179,7 +179,7 @@ aclError aclrtValueWrite(void* devAddr, uint64_t value, uint32_t flag, aclrtStre
 aclError aclrtValueWait(void* devAddr, uint64_t value, uint32_t flag, aclrtStream stream) {
     return run_api(__func__, [&] {
         device_value(devAddr);
-        // A rehearsal would wait for ever, because nothing else writes to its memory.
+        // A rehearsal would wait forever: nothing else writes to its memory.
         stream_of(stream)->enqueue({.name = "aclrtValueWait",
                                     .work =
                                         [devAddr, holds = condition(value, flag)] {

@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<std::uint32_t> next_graph_id{1};
 
-// The captures between their beginning and their end.
+// The active captures.
 struct Captures {
     std::atomic<int> count = 0;
     std::mutex mutex;
@@ -41,7 +41,7 @@ aclmdlRICaptureMode& mode_of_thread() {
     return mode;
 }
 
-// Whether the capture forbids the calling thread what is unsafe.
+// Whether the capture forbids unsafe calls on the calling thread.
 bool forbids(const Capture& capture) {
     if (capture.mode() == ACL_MODEL_RI_CAPTURE_MODE_RELAXED) return false;
     switch (mode_of_thread()) {
@@ -126,7 +126,7 @@ void Capture::record(const Stream& stream, Task task) {
         try {
             task.work();
         } catch (const std::exception&) {
-            // A device computes nothing here: a replay reports what fails then.
+            // A device computes nothing during a capture. The replay reports this failure.
         }
     }
     const std::lock_guard lock(mutex_);
@@ -241,7 +241,7 @@ void begin_capture(Stream& stream, aclmdlRICaptureMode mode) {
     if (stream.capture()) throw Error(ACL_ERROR_RT_STREAM_CAPTURED, "the stream is being captured already");
     const auto graph = std::make_shared<Graph>(stream.device());
     const auto capture = std::make_shared<Capture>(graph, stream, mode);
-    // What was enqueued before belongs to the memory that the copy is made of.
+    // Finish earlier tasks first: the shadow copies the memory that they write.
     stream.finish();
     graphs().add(graph);
     {

@@ -1,4 +1,4 @@
-// Captures: what is enqueued on their streams is recorded, to be replayed as a graph.
+// Captures: tasks enqueued on captured streams are recorded and replayed as a graph.
 #pragma once
 
 #include <atomic>
@@ -22,20 +22,20 @@ namespace host_npu {
 class Stream;
 class Graph;
 
-// Tasks of a graph that others of the same operators can replace.
+// Tasks of a graph that an update can replace with other launches of the same operators.
 struct TaskGroup {
     std::weak_ptr<Graph> graph;
-    // Their places in the graph.
+    // Indices into the tasks of the graph.
     std::vector<std::size_t> places;
 };
 
 Handles<TaskGroup>& task_groups();
 
-// Captured tasks, in an order in which they can run one after the other.
+// Captured tasks, in a valid sequential order.
 class Graph {
   public:
     explicit Graph(std::int32_t device);
-    // Its task groups end with it.
+    // Destroys the task groups, too.
     ~Graph();
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
@@ -44,16 +44,16 @@ class Graph {
     std::uint32_t id() const { return id_; }
     bool is_complete() const { return is_complete_; }
     std::size_t size() const;
-    // What is in this place now.
+    // The current task at this index.
     std::shared_ptr<const Task> task(std::size_t place) const;
 
-    // Returns its place.
+    // Returns the index of the task.
     std::size_t add(Task task);
     void replace(std::size_t place, Task task);
     void* add_group(std::shared_ptr<TaskGroup> group);
     void complete() { is_complete_ = true; }
 
-    // Held by a replay: a graph's replays are one after the other.
+    // Locked by a replay: replays of the same graph do not overlap.
     std::mutex& running() { return running_; }
 
   private:
@@ -66,11 +66,11 @@ class Graph {
     std::mutex running_;
 };
 
-// A capture from its beginning to its end: the streams that take part, and what they have recorded. Where it refuses
-// something that a device refuses, it becomes invalid, and only its end is left. Thread-safe.
+// An active capture: the participating streams and their recorded tasks. Refusing an operation, as a device does, makes
+// the capture invalid; it can then only be ended. Thread-safe.
 class Capture : public std::enable_shared_from_this<Capture> {
   public:
-    // How many tasks of each stream come before something.
+    // The number of preceding tasks on each stream.
     using Position = std::map<const Stream*, std::uint64_t>;
 
     Capture(std::shared_ptr<Graph> graph, Stream& origin, aclmdlRICaptureMode mode);
@@ -83,24 +83,24 @@ class Capture : public std::enable_shared_from_this<Capture> {
     bool began_in_this_thread() const { return thread_ == std::this_thread::get_id(); }
     aclmdlRICaptureMode mode() const { return mode_; }
 
-    // Records the task, after it has been run in the copy of device memory if that is how it is captured.
+    // Records the task. A rehearsed task first runs on the shadow memory.
     void record(const Stream& stream, Task task);
-    // A copy of device memory as the tasks recorded so far have left it.
+    // The copy of device memory that rehearsed tasks read and write.
     ShadowMemory& shadow() { return *shadow_; }
 
-    // What the stream records in between belongs to a task group, whose handle the second returns.
+    // Tasks that the stream records between these calls form a task group. Returns its handle.
     void begin_group(const Stream& stream);
     void* end_group(const Stream& stream);
 
     Position position(const Stream& stream) const;
-    // Makes what the stream records later come after `position`; the stream takes part from now on.
+    // Orders later tasks of the stream after `position`. The stream takes part from now on.
     void join(Stream& stream, const Position& position);
 
     // Makes the capture invalid and throws.
     [[noreturn]] void refuse(std::int32_t status, const std::string& text);
     void require_valid() const;
 
-    // Ends the capture on the stream it began on, whose other streams have to be joined, and returns its graph.
+    // Ends the capture and returns its graph. `stream` must be the origin, and all other streams must have joined it.
     std::shared_ptr<Graph> end(const Stream& stream);
 
   private:
@@ -117,7 +117,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
     mutable std::mutex mutex_;
     std::vector<Stream*> streams_;
     std::map<const Stream*, Position> positions_;
-    // The groups that have no end yet.
+    // The groups that have not ended.
     std::map<const Stream*, std::vector<std::size_t>> groups_;
     std::optional<std::string> invalid_because_;
     bool is_over_ = false;
@@ -125,18 +125,17 @@ class Capture : public std::enable_shared_from_this<Capture> {
 
 Handles<Graph>& graphs();
 
-// Begins a capture on the stream.
 void begin_capture(Stream& stream, aclmdlRICaptureMode mode);
 
-// The mode of the calling thread: which captures forbid it calls that are unsafe while something is captured.
+// Sets the calling thread's mode, which determines the captures that forbid unsafe calls on it. Returns the previous
+// mode.
 aclmdlRICaptureMode exchange_capture_mode(aclmdlRICaptureMode mode);
 
-// Throws, and makes the captures invalid, if a capture forbids the calling thread what is unsafe meanwhile: copies and
-// fills that the host waits for.
+// Throws and invalidates captures that forbid unsafe calls, such as blocking copies and fills, on the calling thread.
 void require_safe(const char* what);
-// The same for what waits for all streams of a device.
+// The same for a call that waits for all streams of a device.
 void require_uncaptured_device(std::int32_t device, const char* what);
-// The same for what waits for a stream.
+// The same for a call that waits for a stream.
 void require_uncaptured(const Stream& stream, const char* what);
 
 }  // namespace host_npu

@@ -1,4 +1,4 @@
-// Devices and contexts: the current ones of a thread, and their settings.
+// Devices and contexts: those current on a thread, and their settings.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Context {
     Context& operator=(const Context&) = delete;
 
     std::int32_t device() const { return device_; }
-    // The stream of a null handle.
+    // The stream that a null handle denotes.
     std::shared_ptr<Stream> default_stream();
     void set_option(int option, std::int64_t value);
     std::optional<std::int64_t> option(int option) const;
@@ -34,12 +34,12 @@ class Context {
 
 Handles<Context>& contexts();
 
-// Throws unless the device exists.
+// Throws if the device does not exist.
 void require_device(std::int32_t device);
 
-// Sets the primary context of a device, which is created if needed, as the calling thread's current context.
+// Makes the primary context of a device current on the calling thread, creating it if needed.
 void set_current_device(std::int32_t device);
-// Destroys the primary context of a device after its work is done.
+// Destroys the primary context of a device once its work is done.
 void reset_device(std::int32_t device);
 bool has_primary_context(std::int32_t device);
 
@@ -49,16 +49,16 @@ bool has_current_context();
 std::shared_ptr<Context> current_context();
 std::int32_t current_device();
 
-// The stream of a handle, or the default stream of the current context for null.
+// The stream of a handle; for null, the default stream of the current context.
 std::shared_ptr<Stream> stream_of(void* handle);
 // Throws if the stream is not being captured.
 std::shared_ptr<Capture> capture_of(void* stream);
 std::shared_ptr<Stream> create_stream(std::uint32_t priority, std::uint32_t flags);
 
-// Synchronizes all streams of a device, and throws the first fault of one.
+// Synchronizes all streams of a device, and throws the first fault.
 void synchronize_device(std::int32_t device, Timeout timeout);
 
-// Process-wide options, which apply if the context does not set them; 0 by default.
+// Process-wide options, used where the context does not set them; 0 by default.
 void set_process_option(int option, std::int64_t value);
 std::int64_t process_option(int option);
 

@@ -12,12 +12,12 @@
 namespace host_npu {
 namespace {
 
-// CANN truncates messages to this many bytes.
+// CANN's limit on the length of messages, in bytes.
 constexpr std::size_t kLongestMessage = 1024;
 
 struct Messages {
     std::string unread;
-    // The result of the last aclGetRecentErrMsg, which is valid until the next call.
+    // The string that aclGetRecentErrMsg returned last, valid until the next call.
     std::string read;
 };
 
@@ -55,8 +55,8 @@ void report_error(std::int32_t status, const std::string& text) {
 }
 
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept {
-    // After any failure torch_npu looks at this status first, and only warns if it is "not supported": a failure that
-    // follows would be lost.
+    // torch_npu reads this status first after any failure, and only warns if it is "not supported", which would hide a
+    // later failure.
     if (status != ACL_ERROR_RT_FEATURE_NOT_SUPPORT) last_status = status;
     try {
         report_error(status, std::string(function) + ": " + text);

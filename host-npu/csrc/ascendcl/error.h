@@ -1,4 +1,4 @@
-// Error handling: exceptions internally, status codes and aclGetRecentErrMsg at the ABI.
+// Error handling: exceptions internally; status codes and aclGetRecentErrMsg at the ABI.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class HOST_NPU_EXPORT Error : public std::runtime_error {
     std::int32_t status_;
 };
 
-// What a capture refuses. If its end reports that, too, torch_npu's queue goes on after it.
+// An operation that a capture refuses. If the end of the capture also reports it, torch_npu's queue continues after it.
 class HOST_NPU_EXPORT RefusedInCapture : public Error {
   public:
     RefusedInCapture(std::int32_t status, const std::string& text, bool is_reported_at_end)
@@ -40,17 +40,17 @@ void throw_if_injected(const char* function);
 // Reports the failure of `function` to the calling thread and returns its status.
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept;
 
-// The same for what a capture refuses; success in the thread of torch_npu's queue, because a failure would end the
-// queue.
+// The same for an operation that a capture refuses. Returns success on the thread of torch_npu's queue, which a failure
+// would end.
 std::int32_t refused_in_capture(const char* function, const RefusedInCapture& refusal) noexcept;
 
-// Makes aclGetRecentErrMsg return the messages of all threads.
+// Makes messages visible to all threads.
 void share_messages_between_threads();
 
-// Returns the last error status of this thread, and optionally clears it.
+// Returns the last error status of this thread; clears it if `forget`.
 std::int32_t last_error(bool forget);
 
-// Forgets the last error status of this thread and the messages that it has not read.
+// Clears the last error status of this thread and its unread messages.
 void forget_errors();
 
 // Runs the body of an exported function and converts its exceptions to a status.
@@ -78,8 +78,8 @@ inline std::int32_t unsupported(const char* function, const std::string& what) n
                    [&] { throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU does not simulate " + what); });
 }
 
-// The result of a function that shares memory or events with another process. For the status above torch_npu only
-// warns, and continues with an uninitialized key.
+// The result of a function that shares memory or events between processes. On the status above, torch_npu only warns
+// and continues with an uninitialized key.
 inline std::int32_t not_shared(const char* function, const std::string& what) noexcept {
     return run_api(function, [&] {
         throw Error(ACL_ERROR_FEATURE_UNSUPPORTED,
@@ -97,7 +97,7 @@ inline void require(bool condition, const std::string& text) {
     if (!condition) throw Error(ACL_ERROR_RT_PARAM_INVALID, text);
 }
 
-// Runs an exported function whose result the caller gets in `out`.
+// Runs the body of an exported function and stores its result in `out`.
 template <typename Value, typename Body>
 std::int32_t answer(const char* function, Value* out, const char* argument, const Body& body) noexcept {
     return run_api(function, [&] {

@@ -12,7 +12,7 @@
 
 namespace host_npu {
 
-// The live handles of one kind, so that a stale handle is an error instead of a crash. Thread-safe.
+// The live handles of one kind, which make a stale handle an error instead of a crash. Thread-safe.
 template <typename Object>
 class Handles {
   public:

@@ -20,23 +20,23 @@ namespace {
 constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kMostKeptFree = std::size_t{1} << 30;
 constexpr std::size_t kPartKeptFree = 16;
-// Uninitialized memory has no usable values, as on a device: NaN in floating types, -1 in integer types.
+// Fresh memory holds no usable values, as on a device: NaN in floating types, -1 in integer types.
 constexpr int kFreshByte = 0xFF;
 
-// The folder that has /proc and /sys; another one in tests.
+// The directory that contains /proc and /sys; replaced by tests.
 std::string& root() {
     static auto& folder = *new std::string;
     return folder;
 }
 
-// The number that a file begins with; nothing if it begins with something else, such as "max".
+// The number at the beginning of a file; nullopt if there is none, as in "max".
 std::optional<std::size_t> number_in(const std::string& path) {
     std::ifstream file(root() + path);
     std::size_t value = 0;
     return file >> value ? std::optional(value) : std::nullopt;
 }
 
-// The number of a line "name number".
+// The number in the line "name number".
 std::optional<std::size_t> number_of(const std::string& path, const std::string& name) {
     std::ifstream file(root() + path);
     std::string word;
@@ -51,7 +51,7 @@ std::optional<std::size_t> of_machine(const std::string& name) {
     return kibibytes ? std::optional(*kibibytes << 10) : std::nullopt;
 }
 
-// What a limit of the container leaves. The kernel drops cached files when memory is short.
+// The unused part of a container's limit. Cached files count as unused: the kernel drops them when memory is short.
 std::size_t left_of(std::size_t limit) {
     constexpr const char* kStatistics = "/sys/fs/cgroup/memory.stat";
     const auto used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
@@ -64,7 +64,7 @@ std::size_t left_of(std::size_t limit) {
 struct Host {
     std::size_t bytes;
     std::size_t kept_free;
-    // Of the container.
+    // The container's limit.
     std::optional<std::size_t> limit;
 };
 
@@ -107,5 +107,5 @@ void fill_new_memory(void* start, std::size_t size) {
 
 }  // namespace host_npu
 
-// For tests, before the first call of the runtime: a folder with other /proc and /sys.
+// For tests: reads /proc and /sys from another directory. Must precede the first call of the runtime.
 extern "C" HOST_NPU_EXPORT void host_npu_read_limits_from(const char* folder) { host_npu::root() = folder; }

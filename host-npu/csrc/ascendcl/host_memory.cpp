@@ -22,7 +22,7 @@ HostMemory& HostMemory::instance() {
 
 void* HostMemory::allocate(std::size_t size) {
     require(size > 0, "size is 0");
-    // Page-locked memory cannot exceed the host's; aligned_alloc alone would overcommit.
+    // Page-locked memory is limited to the host's memory; aligned_alloc alone would overcommit.
     const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
     void* const pointer =
         size / page_bytes() < pages ? std::aligned_alloc(page_bytes(), round_up(size, page_bytes())) : nullptr;

@@ -8,7 +8,7 @@
 
 namespace host_npu {
 
-// The host memory that is allocated or registered for the device. Thread-safe; throws Error.
+// The host memory allocated or registered for the device. Thread-safe; throws Error.
 class HostMemory {
   public:
     static HostMemory& instance();
@@ -18,7 +18,7 @@ class HostMemory {
 
     void* allocate(std::size_t size);
     void release(void* pointer);
-    // The caller's memory; registering it only affects contains().
+    // Registers the caller's memory, which only affects contains().
     void add(void* pointer, std::size_t size);
     void remove(void* pointer);
     bool contains(const void* pointer) const;

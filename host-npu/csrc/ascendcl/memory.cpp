@@ -21,8 +21,8 @@
 namespace host_npu {
 namespace {
 
-// Enough for every device to reserve its memory many times over, as expandable segments do; and the minimum where
-// addresses are scarce (under valgrind, or with ulimit).
+// The maximum lets every device reserve its memory many times over, as expandable segments do. The minimum is for
+// limited address space (valgrind, ulimit).
 constexpr std::size_t kMostAddressBytes = std::size_t{8} << 40;
 constexpr std::size_t kLeastAddressBytes = std::size_t{1} << 30;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -41,7 +41,7 @@ void* map_addresses(std::size_t size) {
     return mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-// The largest size that can be reserved for device addresses, for their host aliases and for the copy of a capture.
+// The largest size that can be reserved three times: for device addresses, host aliases and the copy of a capture.
 std::size_t address_bytes() {
     static const std::size_t bytes = [] {
         for (auto size = kMostAddressBytes; size > kLeastAddressBytes; size /= 8) {
@@ -63,7 +63,7 @@ void* reserve_addresses() {
     return start;
 }
 
-// What a call fails with that the host has no memory for.
+// Throws the error of a call that failed because the host is out of memory.
 [[noreturn]] void throw_no_memory(const char* call) {
     if (errno != ENOMEM && errno != ENOSPC) throw_system_error(call);
     throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION,
@@ -117,7 +117,7 @@ std::size_t page_bytes() {
 }
 
 PhysicalMemory::PhysicalMemory(std::int32_t device, std::size_t size) : device_(device), size_(size), file_(-1) {
-    // First, because a charged size also fits a file.
+    // Charged first: a size that was charged also fits a file.
     charge(device, size);
     try {
         file_ = memfd_create("host_npu", MFD_CLOEXEC);
@@ -161,11 +161,11 @@ std::uintptr_t DeviceMemory::take(std::size_t size, std::size_t alignment) {
 void* DeviceMemory::allocate(std::int32_t device, std::size_t size, std::size_t padding) {
     require(size > 0, "size is 0");
     const std::lock_guard lock(mutex_);
-    // First, because the sums below cannot overflow for a charged size.
+    // Charged first: the sums below cannot overflow for a size that was charged.
     charge(device, size);
     constexpr std::size_t kBlock = 32;
     const auto usable = strict_memory() ? size : round_up(size, kBlock) + padding;
-    // A guard page after every allocation, so that a kernel faults when it overruns.
+    // A guard page follows every allocation, so that a kernel that overruns it faults.
     const auto pages = round_up(usable, page_bytes());
     const auto taken = pages + page_bytes();
     std::uintptr_t address = 0;

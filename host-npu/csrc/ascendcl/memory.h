@@ -1,4 +1,4 @@
-// Device memory: addresses that fault when the host accesses them, each with an alias for kernels and copies.
+// Device memory: addresses that fault on host access, each with an alias for kernels and copies.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace host_npu {
 
-// The granularity of protections and mappings: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64.
+// The granularity of protection and mapping: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64.
 std::size_t page_bytes();
 
-// Rounds up to a multiple; throws on overflow of 64 bits.
+// Rounds up to a multiple of `to`; throws on 64-bit overflow.
 std::size_t round_up(std::size_t size, std::size_t to);
 
 // Physical memory, which aclrtMapMem maps to an address.
@@ -45,7 +45,7 @@ class DeviceMemory {
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-    // Unless memory is strict, `size` rounded up to 32, plus `padding`, bytes are usable.
+    // The usable bytes are `size` rounded up to 32 plus `padding`, or `size` if memory is strict.
     void* allocate(std::int32_t device, std::size_t size, std::size_t padding);
     void release(void* pointer);
 
@@ -57,14 +57,14 @@ class DeviceMemory {
     // Whether the address is a device address, allocated or not.
     bool contains(const void* pointer) const;
 
-    // Returns the alias of `pointer`, whose next `size` bytes are live; throws std::out_of_range if they are not. In a
-    // thread that rehearses captured work it is an address in the capture's copy.
+    // Returns the alias of `pointer`; throws std::out_of_range unless the next `size` bytes are live. On a thread that
+    // rehearses captured work, returns an address in the capture's copy.
     void* alias(const void* pointer, std::size_t size = 0) const;
 
-    // A copy that has nothing yet.
+    // Returns an empty copy of device memory.
     std::unique_ptr<ShadowMemory> shadow() const;
 
-    // The device that the live memory at `pointer` belongs to.
+    // The device that owns the live memory at `pointer`.
     std::optional<std::int32_t> device_of(const void* pointer) const;
 
   private:
@@ -75,9 +75,9 @@ class DeviceMemory {
         // Including the guard page.
         std::size_t taken;
         std::int32_t device;
-        // Never that of another range.
+        // Unique to this range.
         std::uint64_t serial;
-        // Null for an allocation that is not mapped.
+        // Null if nothing is mapped.
         std::shared_ptr<const PhysicalMemory> memory;
     };
     using LiveRanges = std::map<std::uintptr_t, Live>;

@@ -24,7 +24,7 @@ void on_fault(int signal, siginfo_t* info, void* /*context*/) {
     } else if (address - alias_start < range_size) {
         say("host NPU: a kernel or a copy touched device memory that is not allocated\n");
     }
-    // The faulting instruction is retried, and calls the previously installed handler.
+    // The faulting instruction is retried, and then runs the previously installed handler.
     sigaction(signal, &previous_action, nullptr);
 }
 

@@ -1,4 +1,4 @@
-// Explains crashes by invalid accesses to device memory.
+// Explains crashes caused by invalid accesses to device memory.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace host_npu {
 
-// Explains faults in the `size` device addresses from `device`, and in their aliases from `alias`, on stderr, before
-// the previous handler runs.
+// Explains, on stderr, faults in the `size` bytes from `device` and in their aliases from `alias`, before the previous
+// handler runs.
 void explain_memory_faults(std::uintptr_t device, std::uintptr_t alias, std::size_t size);
 
 }  // namespace host_npu

@@ -1,4 +1,4 @@
-// The descriptions of graph operators' (aclop) arguments.
+// The descriptions of arguments of graph operators (aclop).
 #pragma once
 
 #include <array>
@@ -22,21 +22,21 @@ struct aclTensorDesc {
     std::vector<std::int64_t> dims;
     aclFormat format;
     std::string name;
-    // The storage layout of the tensor, if it differs from the dimensions.
+    // The storage format and dimensions, if they differ from those of the tensor.
     aclFormat storage_format;
     std::vector<std::int64_t> storage_dims;
     bool is_on_host = false;
 };
 
 struct aclopAttr {
-    // Lists, which no simulated operator takes, have no value.
+    // No simulated operator takes lists, so their values are not stored.
     using Value = std::variant<std::monostate, std::int64_t, float, std::string>;
     std::map<std::string, Value> values;
 };
 
 namespace host_npu {
 
-// Returns the last two tensors that the calling thread has described since the last call, null for missing ones.
+// Returns the last two tensors that the calling thread has described since the previous call; null if missing.
 HOST_NPU_EXPORT std::array<const aclTensorDesc*, 2> take_described();
 
 }  // namespace host_npu

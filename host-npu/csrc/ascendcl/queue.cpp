@@ -26,14 +26,14 @@ struct End {
 };
 
 struct Queues {
-    // Read in every call, and false unless something has failed.
+    // Read in every call; false until something fails.
     std::atomic<bool> have_failed = false;
     std::mutex mutex;
     std::optional<End> end;
-    // Threads in which something has failed, until it is known whether they go on.
+    // Threads with a failure that may or may not have ended their queue.
     std::map<std::thread::id, std::string> undecided;
     std::condition_variable decided;
-    // What the thread of a queue has refused, and nobody has raised yet.
+    // A refusal on the thread of a queue that no call has raised yet.
     std::optional<std::string> refusal;
 };
 
@@ -42,21 +42,20 @@ Queues& queues() {
     return all;
 }
 
-// How long it may take until a thread goes on after a failure. One that does not has either ended, or stays and drops
-// what it is given.
+// The time within which a thread continues after a failure. After that it has ended, or drops all further tasks.
 constexpr std::chrono::seconds patience{1};
 
 bool names(std::string_view text, std::string_view part) {
     return text.substr(0, text.find(':')).find(part) != text.npos;
 }
 
-// Whether torch_npu may ignore the failure or try again, but may also stop its queue.
+// Whether torch_npu may ignore or retry the failed call, but may also stop its queue.
 bool may_stop(std::string_view text) { return names(text, "Malloc") || names(text, "DestroyEvent"); }
 
-// Whether torch_npu may go on where the function of the message has failed: it ignores what cannot be destroyed.
+// Whether torch_npu may continue after the failed call: it ignores failures to destroy an object.
 bool may_go_on(std::string_view text) { return may_stop(text) || names(text, "Destroy") || names(text, "Free"); }
 
-// The last failure in a thread of a queue. Where the thread ends with it, the queue did, too.
+// The last failure on the thread of a queue. If the thread exits without continuing, the queue has ended.
 class LastFailure {
   public:
     LastFailure() = default;
@@ -109,7 +108,7 @@ LastFailure& last_failure() {
 
 }  // namespace
 
-// torch_npu names the threads of its queues so.
+// torch_npu gives this name to the threads of its queues.
 bool is_thread_of_queue() {
     std::array<char, 16> name{};
     pthread_getname_np(pthread_self(), name.data(), name.size());
@@ -143,7 +142,7 @@ void require_queue() {
         all.undecided.clear();
     }
     if (all.refusal && !is_thread_of_queue()) {
-        // Not ACL_ERROR_RT_FEATURE_NOT_SUPPORT, of which torch_npu only warns.
+        // Not ACL_ERROR_RT_FEATURE_NOT_SUPPORT: torch_npu would only warn.
         throw Error(ACL_ERROR_RT_INTERNAL_ERROR, *std::exchange(all.refusal, std::nullopt));
     }
     if (!all.end || all.end->thread == std::this_thread::get_id()) return;

@@ -93,7 +93,7 @@ std::size_t device_memory_bytes() {
         if (const auto setting = positive_number("HOST_NPU_MEMORY", 1 << 20)) {
             return static_cast<std::size_t>(*setting) * mebibyte;
         }
-        // The memory of an Atlas A2 card, at most that of the host.
+        // The memory of an Atlas A2 card, limited to an equal share of the host's memory.
         const auto share = std::min(std::size_t{64} << 30, host_memory_bytes() / device_count());
         return std::max(mebibyte, share / mebibyte * mebibyte);
     }();

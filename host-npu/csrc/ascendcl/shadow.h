@@ -1,4 +1,4 @@
-// A private copy of device memory, in which captured work is rehearsed: a capture leaves device memory as it was.
+// A private copy of device memory in which captured work is rehearsed, so that a capture does not change device memory.
 #pragma once
 
 #include <cstddef>
@@ -8,24 +8,24 @@
 
 namespace host_npu {
 
-// Copies ranges of device memory when they are first asked for, and then keeps its own values. Thread-safe.
+// Copies a range of device memory at its first use, and keeps its own values from then on. Thread-safe.
 class ShadowMemory {
   public:
-    // For the device addresses from `base` on.
+    // Covers `bytes` device addresses from `base`.
     ShadowMemory(std::uintptr_t base, std::size_t bytes);
     ~ShadowMemory();
     ShadowMemory(const ShadowMemory&) = delete;
     ShadowMemory& operator=(const ShadowMemory&) = delete;
 
-    // Copies the range that begins at the device address `start`, unless it has the range of this serial number.
+    // Copies the range at the device address `start`, unless the range with this serial number has been copied.
     void include(std::uintptr_t start, std::size_t bytes, std::uint64_t serial, const void* contents);
-    // Where the copy of a device address is.
+    // The address of the copy of a device address.
     void* address_of(std::uintptr_t device_address) const;
 
-    // The copy that stands for device memory in the calling thread; null for the memory itself.
+    // The copy that replaces device memory on the calling thread, or null.
     static ShadowMemory* of_thread();
 
-    // For its lifetime the copy stands for device memory in the calling thread.
+    // Replaces device memory with the copy on the calling thread, for the lifetime of this object.
     class Use {
       public:
         explicit Use(ShadowMemory& shadow);
@@ -42,7 +42,7 @@ class ShadowMemory {
     const std::size_t bytes_;
     const std::uintptr_t copies_;
     std::mutex mutex_;
-    // The serial number of the range that was copied, by its first device address.
+    // The serial number of each copied range, by its first device address.
     std::map<std::uintptr_t, std::uint64_t> copied_;
 };
 

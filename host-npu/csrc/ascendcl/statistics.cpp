@@ -33,11 +33,11 @@ struct Statistics {
     std::map<std::string, std::int64_t> collectives;
     std::map<std::string, std::int64_t> collective_bytes;
     std::map<std::int32_t, Bytes> bytes;
-    // Calls of each function that can fail, while they are counted.
+    // The number of calls of each function that can fail, while calls are counted.
     std::map<std::string, std::int64_t> calls;
     bool counts_calls = false;
     std::vector<Failure> failures;
-    // Calls skip the lock while no test injects failures or counts calls.
+    // False while no test injects failures or counts calls, so that calls skip the lock.
     std::atomic<bool> looks_at_calls{false};
 
     void set_whether_it_looks() { looks_at_calls = counts_calls || !failures.empty(); }
@@ -166,7 +166,7 @@ HOST_NPU_EXPORT void host_npu_reset() {
     for (auto& [device, bytes] : all.bytes) bytes.peak = bytes.now;
 }
 
-// Returns whether the call was not to fail already.
+// Returns false if a failure of this call has already been injected.
 HOST_NPU_EXPORT bool host_npu_fail(const char* function, std::int64_t nth, std::int32_t status, const char* message) {
     auto& all = host_npu::statistics();
     const std::lock_guard lock(all.mutex);

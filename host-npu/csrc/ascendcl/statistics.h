@@ -1,4 +1,4 @@
-// Counters for tests, and failures that tests inject.
+// Counters for tests, and injected failures.
 #pragma once
 
 #include <cstddef>

@@ -117,7 +117,7 @@ bool Stream::push(Task task) {
 }
 
 void Stream::serve() {
-    // A thread has the name of the one that made it, which may be that of torch_npu's queue.
+    // A thread inherits the name of its creator, which may be that of torch_npu's queue.
     pthread_setname_np(pthread_self(), "host_npu_stream");
     std::unique_lock lock(mutex_);
     while (true) {
@@ -129,7 +129,7 @@ void Stream::serve() {
             const bool cancelled = stops() && !task.is_signal;
             lock.unlock();
             if (!cancelled) run(task);
-            // The task is destroyed before its end is signaled, because waiting tests may count live objects.
+            // The task is destroyed before its end is signaled: waiting tests may count live objects.
         }
         lock.lock();
         ++done_;

@@ -1,4 +1,4 @@
-// Streams: task queues, each with a thread; and events that order them.
+// Streams: task queues with a thread each; and events, which order their tasks.
 #pragma once
 
 #include <chrono>
@@ -21,10 +21,10 @@
 namespace host_npu {
 
 using Clock = std::chrono::steady_clock;
-// Nullopt is no time-out.
+// Nullopt: no time-out.
 using Timeout = std::optional<std::chrono::milliseconds>;
 
-// ACL's time-outs are in milliseconds, and -1 for none.
+// ACL's time-outs are in milliseconds; -1 is none.
 Timeout timeout_from(std::int32_t milliseconds);
 
 // Waits on a condition variable until the predicate holds; returns false on time-out.
@@ -51,30 +51,30 @@ class Stream {
 
     // Enqueues a task, or records it if the stream is being captured.
     void enqueue(Task task);
-    // A task that an earlier fault may cancel.
+    // Enqueues a task that an earlier fault may cancel.
     void enqueue(std::string name, std::function<void()> work);
-    // A task that always runs, because other threads wait for it.
+    // Enqueues a task that always runs, because other threads wait for it.
     void enqueue_signal(std::string name, std::function<void()> work);
     // Enqueues the tasks of a graph.
     void replay(std::shared_ptr<Graph> graph);
 
-    // Takes what is enqueued until the end of the update for the new tasks of a group; the stream puts them into the
-    // graph, which may be running. The end throws unless they are the same operators.
+    // Until end_update(), enqueued tasks replace those of a group. The stream puts them into the graph, which may be
+    // running. end_update() throws unless they launch the same operators.
     void begin_update(std::shared_ptr<const TaskGroup> group);
     void end_update();
 
-    // The capture that the stream takes part in; null if there is none.
+    // The capture that the stream takes part in, or null.
     std::shared_ptr<Capture> capture() const;
     void set_capture(std::shared_ptr<Capture> capture);
 
     bool is_idle() const;
     // Waits for the tasks enqueued before the call, then throws their fault, if any.
     void synchronize(Timeout timeout);
-    // Waits for them, and leaves their fault to the next synchronization.
+    // The same, but leaves the fault to the next synchronization.
     void finish();
-    // The fault of earlier tasks, if no synchronization has reported it yet.
+    // The unreported fault of earlier tasks, if any.
     std::optional<Error> fault() const;
-    // Stores a fault for the next synchronization, unless there is one already.
+    // Stores a fault for the next synchronization, unless one is stored already.
     void keep_fault(const Error& fault);
     // Drops tasks that have not started.
     void abandon();
@@ -87,10 +87,10 @@ class Stream {
         std::vector<Task> tasks;
     };
 
-    // Returns whether the stream will run it, and not an update take it.
+    // Returns whether the stream will run the task; false if an update takes it.
     bool push(Task task);
     void serve();
-    // Whether a fault cancels tasks; the first needs the lock.
+    // Whether a fault cancels tasks. stops() requires the lock.
     bool stops() const { return fault_ && stops_on_failure_; }
     bool stops_now() const;
     void run(const Task& task);
@@ -112,7 +112,7 @@ class Stream {
     std::optional<Error> fault_;
     std::shared_ptr<Capture> capture_;
     std::optional<Update> update_;
-    // Started by the first task, because most streams of a pool never get one.
+    // Started by the first task, because most streams of a pool are never used.
     std::thread worker_;
 };
 
@@ -123,27 +123,27 @@ class Event {
     std::uint32_t flags() const { return flags_; }
     void record(Stream& stream);
     void reset(Stream& stream);
-    // Makes later tasks of `stream` wait for the last record, and propagates the fault that the recording stream had
-    // there.
+    // Makes later tasks of `stream` wait for the last record, and propagates the recording stream's fault at that
+    // point.
     void block(Stream& stream);
     bool is_complete() const;
-    // Waits for the last record, then throws the fault that the recording stream had there, if any.
+    // Waits for the last record, then throws the recording stream's fault at that point, if any.
     void synchronize(Timeout timeout);
-    // When the stream reached the last record; nullopt if it has not.
+    // The time at which the stream reached the last record; nullopt if it has not.
     std::optional<Clock::time_point> time() const;
 
   private:
     class Record;
-    // A record in a capture.
+    // A record made during a capture.
     struct CapturedRecord {
         std::weak_ptr<Capture> capture;
         Capture::Position position;
     };
 
-    // Null if it was never recorded.
+    // Null if the event was never recorded.
     std::shared_ptr<Record> last_record() const;
     std::optional<CapturedRecord> captured_record() const;
-    // Throws if the last record was in a capture, where nothing can be waited for or asked.
+    // Throws if the last record was made during a capture, where it can be neither awaited nor queried.
     void require_uncaptured(const char* what) const;
     void require_no_external(const Stream& stream) const;
 

@@ -1,4 +1,4 @@
-// What streams run.
+// The tasks of streams.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 
 namespace host_npu {
 
-// What a capture does with a task: runs it in a copy of device memory and records it, or records it only.
+// How a capture treats a task: it runs the task on a copy of device memory and records it, or only records it.
 enum class Captured { rehearsed, recorded };
 
 struct Task {
@@ -15,7 +15,7 @@ struct Task {
     // Always runs, because other threads wait for it; an earlier fault does not cancel it.
     bool is_signal = false;
     Captured captured = Captured::rehearsed;
-    // The operator that is launched, which is counted.
+    // The name of the launched operator, for counting.
     const char* launch = nullptr;
 };
 

@@ -9,14 +9,14 @@ namespace {
 
 constexpr std::chrono::nanoseconds kLate = std::chrono::milliseconds(1);
 
-// 0 unless the thread's own slack has been replaced.
+// The thread's original slack while it is replaced, else 0.
 thread_local unsigned long own_slack = 0;
 
 }  // namespace
 
 void let_new_threads_wake_up_late() {
     const int slack = prctl(PR_GET_TIMERSLACK);
-    // Whoever has set a longer one wants it.
+    // A longer slack was set on purpose.
     if (slack <= 0 || slack >= kLate.count()) return;
     if (prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(kLate.count())) == 0) {
         own_slack = static_cast<unsigned long>(slack);

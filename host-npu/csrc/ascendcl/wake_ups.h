@@ -1,16 +1,15 @@
-// How often torch_npu's threads wake up. For each queue torch_npu has a thread that frees what the queue has done;
-// where there is nothing to free it sleeps for 2 microseconds, over and over. On a device that goes unnoticed. Here it
-// takes a fifth of a core, and one that the kernels compute on: Linux wakes a thread later by its timer slack, 50
-// microseconds by default. A thread has the slack of the thread that makes it, and torch_npu makes this one as soon as
-// it has made a stream and set what follows a failure.
+// The timer slack of torch_npu's threads. For each queue, torch_npu has a thread that frees completed work and
+// otherwise sleeps for 2 microseconds at a time. On a device this goes unnoticed; here, with Linux's default timer
+// slack of 50 microseconds, it takes a fifth of a core from the kernels. A thread inherits the slack of its creator,
+// and torch_npu creates this thread right after it has created a stream and set its failure mode.
 #pragma once
 
 namespace host_npu {
 
-// Lets the threads that this thread makes before its next call wake up from sleep up to a millisecond later.
+// Lets threads that this thread creates before its next call wake up to a millisecond late.
 void let_new_threads_wake_up_late();
 
-// Gives this thread the timer slack back that it had before.
+// Restores this thread's previous timer slack.
 void wake_up_in_time();
 
 }  // namespace host_npu
