@@ -16,7 +16,7 @@
 
 namespace host_npu {
 
-// A kernel's view of a tensor; `data` is its first element. An absent optional tensor has no layout.
+// A kernel's view of a tensor; `data` points to its first element. An absent optional tensor has no layout.
 struct HostTensor {
     const Layout* layout = nullptr;
     std::byte* data = nullptr;
@@ -25,7 +25,7 @@ struct HostTensor {
     const Layout* operator->() const { return layout; }
 };
 
-// The tensors of a call in the order of its arguments, and its workspace.
+// The tensors of a call, in the order of its arguments, and its workspace.
 struct KernelArguments {
     std::span<const HostTensor> tensors;
     std::span<std::byte> workspace;
@@ -35,7 +35,7 @@ struct KernelArguments {
 
 using Kernel = std::function<void(const KernelArguments&)>;
 
-// Enqueues an exchange of data in the workspace with other ranks. Returns why it is refused, if it is.
+// Enqueues an exchange of workspace data with other ranks. Returns the reason if it is refused.
 using Communicate = std::function<std::optional<std::string>(void* workspace, void* stream)>;
 
 // The result of an operator's phase one.
@@ -43,26 +43,26 @@ struct Plan {
     std::uint64_t workspace_size = 0;
     // Empty if there is nothing to launch.
     Kernel kernel = {};
-    // What a call that communicates does after its kernel, and what it computes then. Phase two calls `communicate` in
-    // its caller's thread, so that the calls of a rank are numbered in the order in which it makes them.
+    // For a call that communicates: the exchange after `kernel`, and the computation after the exchange. Phase two
+    // calls `communicate` on the caller's thread, so that a rank's calls are numbered in order.
     Communicate communicate = {};
     Kernel finish = {};
-    // False if a part runs on an AI CPU, which cannot be repeated.
+    // False if a part runs on an AI CPU, which makes the call unrepeatable.
     bool repeatable = true;
     // Set if the launch must fail although phase one succeeds.
     std::optional<Refusal> launch_failure = {};
-    // The indices of the output arguments, for individual operators only.
+    // The indices of the output arguments; for individual operators only.
     std::vector<std::size_t> outputs = {};
 };
 
 struct Call {
     const char* api;
-    // One per argument; nullopt for an absent optional tensor.
+    // One layout per argument; nullopt for an absent optional tensor.
     std::vector<std::optional<Layout>> layouts;
     Plan plan;
 };
 
-// Enqueues the kernel of `call` on `stream`, with one storage address per argument. Returns a status of phase two.
+// Enqueues the kernel of `call` on `stream`. `storages` has one address per argument. Returns a status of phase two.
 aclnnStatus launch(const std::shared_ptr<const Call>& call, const std::vector<void*>& storages, void* workspace,
                    std::uint64_t workspace_size, aclrtStream stream);
 

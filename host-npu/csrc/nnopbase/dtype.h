@@ -12,7 +12,7 @@ namespace host_npu {
 struct DtypeProperties {
     aclDataType dtype;
     const char* name;
-    // The bytes of an element; 0 for what the host NPU does not compute with.
+    // The size of an element in bytes; 0 for types that the host NPU does not compute with.
     std::size_t item_size;
 };
 
@@ -53,7 +53,7 @@ constexpr DtypeProperties properties(aclDataType dtype) {
     return {dtype, "unknown", 0};
 }
 
-// Two elements in a byte.
+// Whether a byte holds two elements.
 constexpr bool is_packed(aclDataType dtype) { return dtype == ACL_FLOAT4_E2M1 || dtype == ACL_FLOAT4_E1M2; }
 constexpr std::size_t item_size(aclDataType dtype) { return properties(dtype).item_size; }
 constexpr const char* dtype_name(aclDataType dtype) { return properties(dtype).name; }

@@ -20,7 +20,7 @@ bool known(const aclOpExecutor& executor) {
 
 enum class Side { Input, Output, Any };
 
-// Returns the argument at `index` of an individual executor, if there is one.
+// Returns the argument at `index` of an individual executor, or nullopt.
 std::optional<std::size_t> argument(const Call& call, Side side, std::size_t index) {
     if (side == Side::Output) {
         const auto& outputs = call.plan.outputs;
@@ -83,7 +83,7 @@ using namespace host_npu;
 aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
     return unless_it_fails(__func__, [executor, function = __func__] {
         if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is null");
-        // CANN only logs warnings for the errors below; aclGetRecentErrMsg has no message.
+        // For the errors below CANN only logs warnings, so aclGetRecentErrMsg has no message.
         if (executor->magic != kComposedMagic && executor->magic != kIndividualMagic) return kInnerError;
         if (executor->call && !executor->call->plan.repeatable) return kInnerError;
         executor->repeatable = true;
@@ -124,7 +124,7 @@ aclnnStatus aclSetDynamicTensorAddr(aclOpExecutor* executor, std::size_t, std::s
     return set_member_address(__func__, executor, relativeIndex, tensors, addr);
 }
 
-// The names of older releases.
+// The names in older releases.
 #define OLDER_NAME(older, name) decltype(name) older __attribute__((alias(#name)))
 OLDER_NAME(AclSetInputTensorAddr, aclSetInputTensorAddr);
 OLDER_NAME(AclSetOutputTensorAddr, aclSetOutputTensorAddr);

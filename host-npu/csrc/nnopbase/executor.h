@@ -13,12 +13,12 @@ namespace host_npu {
 
 struct CacheEntry;
 
-// The first eight bytes identify the kind of executor.
+// The first eight bytes of an executor identify its kind.
 inline constexpr std::uint64_t kComposedMagic = 0x1F2E3D4C5B6A;
 inline constexpr std::uint64_t kCacheWrapperMagic = 0xAFBECDDCEBFA;
 inline constexpr std::uint64_t kIndividualMagic = 0x19A312F588;
 
-// A tensor whose address an executor reads in phase two.
+// A tensor whose address phase two reads.
 struct TensorUse {
     const aclTensor* tensor;
     std::uint64_t generation;
@@ -37,12 +37,12 @@ struct aclOpExecutor {
     std::uint64_t generation = 0;
     // Null in an individual executor whose phase one failed.
     std::shared_ptr<const host_npu::Call> call;
-    // Composed: the tensors, whose addresses phase two reads.
+    // Composed executors: the tensors whose addresses phase two reads.
     std::vector<host_npu::TensorUse> tensors;
-    // Other kinds: the addresses during phase one.
+    // Other kinds: the addresses at the time of phase one.
     std::vector<void*> storages;
     bool repeatable = false;
-    // Composed: the cache entry that this executor added, and its key.
+    // Composed executors: the cache entry that this executor added, and its key.
     std::shared_ptr<host_npu::CacheEntry> cache_entry;
     std::string cache_key;
 };

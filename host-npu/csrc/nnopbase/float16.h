@@ -1,4 +1,4 @@
-// Conversions of 16-bit floating point: exact to float32, rounded to nearest-even from it.
+// Conversions of 16-bit floating point: exact to float32, rounded to nearest-even from float32.
 #pragma once
 
 #include <bit>

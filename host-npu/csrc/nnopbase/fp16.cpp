@@ -19,13 +19,13 @@ std::uint16_t round_float(float value) { return host_npu::round_to_float16(value
 std::uint16_t round_double(double value) {
     const auto nearest = static_cast<float>(value);
     if (std::isnan(value) || nearest == value) return round_float(nearest);
-    // The first rounding is to odd, so that double rounding is exact.
+    // Round to odd first, so that rounding twice is exact.
     auto bits = std::bit_cast<std::uint32_t>(nearest);
     if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;
     return round_float(std::bit_cast<float>(bits | 1u));
 }
 
-// Rounds to nearest-even and saturates. NaN is converted as infinity.
+// Rounds to nearest-even and saturates. NaN converts like infinity.
 template <class Integer>
 Integer to_integer(std::uint16_t bits) {
     constexpr auto lowest = std::numeric_limits<Integer>::lowest();

@@ -6,15 +6,15 @@
 
 extern "C" {
 
-// torch_npu brackets calls with these, so that CANN can allocate memory of composed operators from a thread's pool.
+// torch_npu brackets calls with these, so that CANN can allocate memory of composed operators from a per-thread pool.
 ACLNN_API int InitHugeMemThreadLocal(void*, bool) {
     return host_npu::unless_it_fails(__func__, [] { return host_npu::kSuccess; });
 }
 ACLNN_API void UnInitHugeMemThreadLocal(void*, bool) {}
 ACLNN_API void ReleaseHugeMem(void*, bool) {}
 
-// A second cache, for callers that hash their arguments before creating tensors. No operator uses it here, as some of
-// CANN's do not; callers then fall back to the documented phase one.
+// A second cache, for callers that hash their arguments before they create tensors. No operator uses it here, as some
+// of CANN's do not; callers then fall back to the documented phase one.
 ACLNN_API bool CanUsePTACache(const char*) { return false; }
 ACLNN_API void InitPTACacheThreadLocal() {}
 ACLNN_API void UnInitPTACacheThreadLocal() {}

@@ -13,11 +13,10 @@ namespace {
 constexpr std::size_t kCanaryBytes = 64;
 constexpr auto kCanary = std::byte{0xA5};
 
-// The maximum number of elements of a tensor, also if a stride is 0.
+// The maximum number of elements of a tensor, including repetitions through a stride of 0.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 
-// Returns the host alias of `tensor`, whose storage begins at `storage`. Throws if a part of the view is not in
-// device memory.
+// Returns the host view of a tensor with this layout and storage. Throws if any part of it is outside device memory.
 HostTensor on_host(const Layout& layout, void* storage) {
     if (layout.empty()) return {&layout, nullptr};
     std::int64_t elements = 1;
@@ -38,7 +37,7 @@ HostTensor on_host(const Layout& layout, void* storage) {
     return {&layout, first_element + (layout.offset - first) * size};
 }
 
-// The workspace of a call, and a pattern at its end that the kernel must not overwrite.
+// The workspace of a call, followed by a pattern that the kernel must not overwrite.
 class Workspace {
   public:
     Workspace(void* workspace, std::uint64_t given, std::uint64_t asked_for) {

@@ -14,7 +14,7 @@
 
 namespace host_npu {
 
-// An entry of the cache, which is usable once phase two has run its call.
+// A cache entry. It is usable once phase two has run its call.
 struct CacheEntry {
     std::shared_ptr<const Call> call;
     std::atomic<bool> usable{false};
@@ -22,13 +22,13 @@ struct CacheEntry {
 
 class PhaseCache {
   public:
-    // Configured by DISABLE_L2_CACHE (any value) and ACLNN_CACHE_LIMIT, read once.
+    // Configured by DISABLE_L2_CACHE (any value disables the cache) and ACLNN_CACHE_LIMIT, which are read once.
     static PhaseCache& of_this_thread();
 
-    // Null if there is no usable entry.
+    // Returns null if there is no usable entry.
     std::shared_ptr<const Call> find(std::string_view key);
-    // Returns the new entry, which phase two makes usable, in any thread. Null if the key is taken: an entry whose
-    // phase two failed or never ran blocks all later ones.
+    // Returns the new entry, which phase two makes usable, on any thread. Returns null if the key is taken: an entry
+    // whose phase two failed or never ran blocks later ones.
     std::shared_ptr<CacheEntry> add(std::string_view key, std::shared_ptr<const Call> call);
     void erase(std::string_view key);
 

@@ -10,8 +10,8 @@
 
 namespace host_npu {
 
-// A pool never frees memory, so reading a destroyed handle is defined behavior: it is not alive, or its generation has
-// changed. `Handle` has `bool alive` and `std::uint64_t generation`.
+// A pool never frees memory, so reading a destroyed handle is defined behavior: it is not alive, or has another
+// generation. `Handle` has `bool alive` and `std::uint64_t generation`.
 template <class Handle>
 class Pool {
   public:

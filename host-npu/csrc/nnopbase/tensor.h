@@ -58,7 +58,7 @@ class Dims {
         return product;
     }
 
-    // Whether a size is 0; false for a scalar.
+    // Whether any size is 0; false for a scalar.
     bool empty() const { return std::find(begin(), end(), 0) != end(); }
 
   private:
@@ -69,11 +69,11 @@ class Dims {
 
     std::size_t rank_ = 0;
     std::array<std::int64_t, 8> few_{};
-    // All values, if they are not stored inline.
+    // All values, if there are too many to store inline.
     std::vector<std::int64_t> many_;
 };
 
-// The strides of a contiguous tensor.
+// Returns the strides of a contiguous tensor.
 inline Dims contiguous_strides(const Dims& shape) {
     Dims strides = shape;
     std::int64_t stride = 1;
@@ -109,7 +109,7 @@ struct Layout {
 
     bool empty() const { return shape.empty(); }
     std::int64_t numel() const { return shape.numel(); }
-    // The offsets of the first and the last element in the storage. The view must not be empty.
+    // The offsets of the first and the last element in the storage. Requires a view that is not empty.
     std::pair<std::int64_t, std::int64_t> reach() const {
         auto first = offset;
         auto last = offset;
@@ -138,7 +138,7 @@ struct aclTensor {
     host_npu::Layout layout;
     void* storage = nullptr;
 
-    // Changes the view to a contiguous one of another shape.
+    // Replaces the view by a contiguous one of another shape.
     void set_shape(const host_npu::Dims& shape) {
         layout.shape = shape;
         layout.strides = host_npu::contiguous_strides(shape);

@@ -13,7 +13,7 @@ namespace {
 thread_local std::string scratch_key;
 thread_local std::vector<const aclTensor*> scratch_tensors;
 
-// Releases an executor on every path, unless it is repeatable.
+// Releases an executor on every path unless it is repeatable.
 class Consumed {
   public:
     explicit Consumed(aclOpExecutor* executor) : executor_(executor) {}
@@ -27,8 +27,8 @@ class Consumed {
     aclOpExecutor* executor_;
 };
 
-// Why phase one of an operator failed last. torch_npu's macro for extensions calls phase two nevertheless, without an
-// executor, and in another thread: only that error ends its queue and is raised.
+// The last failure of phase one. torch_npu's macro for extensions ignores it and calls phase two without an executor,
+// on another thread; only the error of phase two ends its queue and is raised.
 class LastRefusal {
   public:
     void set(const Api& api, const std::string& text) {
@@ -49,13 +49,13 @@ class LastRefusal {
 };
 
 LastRefusal& last_refusal() {
-    static auto& refusal = *new LastRefusal;  // threads may outlive static objects
+    static auto& refusal = *new LastRefusal;  // Threads may outlive static objects.
     return refusal;
 }
 
 aclnnStatus run_individual(const Api& api, void* workspace, std::uint64_t workspace_size, aclOpExecutor* executor,
                            aclrtStream stream) {
-    // Errors leave the executor alive: only a run returns it to the pool.
+    // Errors keep the executor alive: only a run returns it to the pool.
     if (workspace_size > 0 && workspace == nullptr) return failed(kNullPointer, api.phase_two, "workspace is null");
     if (!executor->call) return failed(kInnerError, api.phase_two, "phase one did not finish this executor");
     const auto needed = executor->call->plan.workspace_size;
@@ -89,7 +89,7 @@ aclnnStatus PhaseOne::run(const void* object, Plan (*build)(const void* object))
     return guarded([&] { return finish(build(object)); });
 }
 
-// The key does not contain addresses, but which arguments are the same object.
+// The key has no addresses, only the index of the first argument that is the same object.
 void PhaseOne::add(const aclTensor* tensor) {
     note_if_destroyed(tensor);
     const auto first = std::find(tensors_.begin(), tensors_.end(), tensor) - tensors_.begin();
@@ -106,7 +106,7 @@ void PhaseOne::add(const aclTensor* tensor) {
     add(static_cast<int>(layout.format));
 }
 
-// What may be of any length begins with it, so that no two calls have the same key; an absent one has the length -1.
+// Values of variable length are preceded by their length, -1 if absent, so that no two calls have the same key.
 void PhaseOne::add(const aclTensorList* list) {
     note_if_destroyed(list);
     add(list == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(list->members.size()));
@@ -174,7 +174,7 @@ std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<cons
     if (executor_ == nullptr) return refuse(kNullPointer, "executor is a null pointer");
     individual_ = take_executor(kIndividualMagic);
     *executor_ = individual_;
-    // The generated code mistakes the null-pointer error for a hit of its cache.
+    // The generated code mistakes the null-pointer error for a cache hit.
     if (workspace_size_ == nullptr) return kSuccess;
     auto call = all_contiguous() ? PhaseCache::of_this_thread().find(key_) : nullptr;
     if (!call) return std::nullopt;

@@ -1,11 +1,11 @@
-// The life cycle of a call, shared by all operators.
+// The life cycle of a call, shared by all operators:
 //
 //     HOST_NPU_PHASE_TWO(aclnnX, kApi)
 //     HOST_NPU_PHASE_ONE aclnnXGetWorkspaceSize(const aclTensor* a, std::int64_t n, ..., aclOpExecutor** executor) {
 //         return PhaseOne(kApi, workspaceSize, executor).with(a, n, ...).run([&] { checks; return Plan{...}; });
 //     }
 //
-// Nothing else declares the two functions: build.py makes headers of what is defined so.
+// Nothing else declares the two functions: build.py generates headers from these definitions.
 #pragma once
 
 #include <exception>
@@ -30,7 +30,7 @@ class HOST_NPU_EXPORT PhaseOne {
   public:
     PhaseOne(const Api& api, std::uint64_t* workspace_size, aclOpExecutor** executor);
 
-    // Records the arguments of the call, which form the key of the cache.
+    // Records the arguments of the call, which form the cache key.
     template <class... Arguments>
     PhaseOne& with(const Arguments&... arguments) {
         (add(arguments), ...);
@@ -43,7 +43,7 @@ class HOST_NPU_EXPORT PhaseOne {
         return run(&build, [](const void* object) { return (*static_cast<const Build*>(object))(); });
     }
 
-    // For individual operators, whose generated code checks less. `names` are those of the tensors, all required.
+    // For individual operators, whose generated code checks less. `names` are the names of the tensors, all required.
     template <class Build>
     aclnnStatus run_individual(std::initializer_list<const char*> names, const Build& build) {
         if (const auto done = begin_individual(names)) return *done;
@@ -51,7 +51,7 @@ class HOST_NPU_EXPORT PhaseOne {
     }
 
   private:
-    // There are hundreds of operators: what does not depend on one is compiled once.
+    // Operator-independent code is compiled once, not for each of hundreds of operators.
     aclnnStatus run(const void* object, Plan (*build)(const void* object));
     void add(const aclTensor* tensor);
     void add(const aclTensorList* list);
@@ -105,7 +105,7 @@ class HOST_NPU_EXPORT PhaseOne {
 HOST_NPU_EXPORT aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_size,
                                       aclOpExecutor* executor, aclrtStream stream);
 
-// Defines the names of both functions, and the second one, which is the same for all.
+// Declares the `Api` of an operator and defines its phase two, which is the same for all operators.
 #define HOST_NPU_PHASE_TWO(function, api)                                                                         \
     static constexpr host_npu::Api api{#function, #function "GetWorkspaceSize"};                                  \
     extern "C" HOST_NPU_EXPORT aclnnStatus function(void* workspace, std::uint64_t size, aclOpExecutor* executor, \

@@ -1,8 +1,7 @@
-// build.py finds the names in the libraries of the installed torch_npu and writes them to opapi_functions.inc, one
-// HOST_NPU_FUNCTION(name) a line. For each of them libopapi has weak functions that jump to where a pointer shows,
-// first to a refusal: the caller's arguments, of which nothing is known here, stay where they are. The largest
-// workspace that other arguments may need is asked for as phase one is: what is computed here needs none that depends
-// on values.
+// build.py collects the functions that the installed torch_npu looks up in opapi_functions.inc, one
+// HOST_NPU_FUNCTION(name) per line. libopapi defines each as weak functions that jump through a pointer, initially to a
+// refusal. Jumps leave the arguments, of unknown types, in place. GetMaxWorkspaceSize is phase one: no formula's
+// workspace depends on values.
 #include "opapi/answers.h"
 
 #include <dlfcn.h>
@@ -16,7 +15,7 @@
 namespace host_npu {
 namespace {
 
-// Whether a library has answered a function: python -m host_npu loads one, which a linked program may lack.
+// Whether a library has installed functions. python -m host_npu loads one; a linked program may not.
 bool has_formulas = false;
 
 aclnnStatus refuse(const char* name) {
@@ -24,13 +23,13 @@ aclnnStatus refuse(const char* name) {
                       (has_formulas ? "; python -m host_npu --list shows what is simulated"
                                     : " without libhost_npu_formulas.so, in which most operators are; link the program "
                                       "with it and with torch's libtorch_cpu.so");
-    // In the thread of torch_npu's queue, a failure would end the queue; the next call raises it instead.
+    // A failure on the thread of torch_npu's queue would end the queue; the next call raises it instead.
     if (refuse_after_queue(text)) return kSuccess;
     report_error(kFindKernelError, text);
     return kFindKernelError;
 }
 
-// Phase one, which tests can let fail in another way.
+// Refuses phase one, for which tests can inject another failure.
 aclnnStatus refuse(const char* name, const char* phase_one) {
     return unless_it_fails(phase_one, [&] { return refuse(name); });
 }
@@ -73,12 +72,12 @@ struct Function {
     AnyFunction own;
     AnyFunction* phase_one;
     AnyFunction* phase_two;
-    // As it is: with a cast, a program would make this table when it begins, which takes long to compile.
+    // Not an AnyFunction: the cast would make the table's initialization dynamic, which is slow to compile.
     aclnnStatus (*refusal)();
     bool has_rules = false;
 
     const char* how_answered() const {
-        // Asked by name, so that a library whose names were changed by a test can be loaded.
+        // Looked up by name, so that a library whose names were changed by a test can be loaded.
         if (reinterpret_cast<AnyFunction>(dlsym(RTLD_DEFAULT, name.data())) != own) return "checks";
         if (*phase_two == reinterpret_cast<AnyFunction>(refusal)) return "refused";
         return has_rules ? "rules" : "formula";
@@ -104,7 +103,7 @@ void answer(const char* name, AnyFunction phase_one, AnyFunction phase_two, bool
 
 }  // namespace host_npu
 
-// A line for each function that torch_npu can ask for: its name and "checks", "rules", "formula" or "refused".
+// Returns a line for each function that torch_npu looks up: its name and "checks", "rules", "formula" or "refused".
 extern "C" HOST_NPU_EXPORT const char* host_npu_list() {
     static std::string lines;
     lines.clear();

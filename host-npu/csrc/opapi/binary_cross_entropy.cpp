@@ -17,7 +17,7 @@ const NativeKernels native{"aten::binary_cross_entropy", "aten::binary_cross_ent
 
 // Keeps a gradient finite where self is 0 or 1.
 constexpr float kSmallestDenominator = 1e-12f;
-// Keeps a loss finite there.
+// Keeps a loss finite where self is 0 or 1.
 constexpr float kSmallestLog = -100.0f;
 
 // NaN stays NaN, unlike in std::max(value, bound).
@@ -29,7 +29,7 @@ float loss(float x, float y, float weight) {
     return -(y * log_x + (1.0f - y) * log_rest) * weight;
 }
 
-// What only the kernel's launch finds out, in phase one too.
+// Conditions that CANN checks when it launches the kernel, and the host NPU already in phase one.
 void require_kernel(const Named& self, const Named& target, const Named& weight, std::int64_t reduction) {
     require(self->dtype == target->dtype, kInnerNullPointer, "no kernel takes self in ", dtype_name(self->dtype),
             " and target in ", dtype_name(target->dtype));
@@ -37,7 +37,7 @@ void require_kernel(const Named& self, const Named& target, const Named& weight,
     require(!newest || reduction == kNone || self->shape.rank() <= 8, kInnerNullPointer,
             "the tiling of the reduction failed: self has ", self->shape.rank(), " dimensions, more than 8");
     if (weight.tensor == nullptr || weight->shape == self->shape) return;
-    // The newest tiling compares the shapes, but takes a scalar for one element.
+    // The newest tiling compares the shapes, but treats a scalar as a tensor of one element.
     if (newest && weight->shape.rank() + self->shape.rank() == 1 && weight->numel() == self->numel()) return;
     if (!newest && broadcast({&weight->shape, &self->shape}) == self->shape) return;
     require(false, kInnerNullPointer, "the kernel does not take weight's shape ", to_string(weight->shape),
@@ -47,7 +47,7 @@ void require_kernel(const Named& self, const Named& target, const Named& weight,
 Plan plan_forward(const Named& self, const Named& target, const Named& weight, std::int64_t reduction,
                   aclTensor* const filled) {
     const Named out{"out", filled};
-    // The null pointers go unnoticed until the graph is built.
+    // CANN finds null pointers only when it builds the graph.
     require_present({self, target, out}, kInnerNullPointer);
     for (const auto& argument : {self, target, out}) require_dtype(argument, float_dtypes());
     const bool weighted = weight.tensor != nullptr;
@@ -60,7 +60,7 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
 
     const auto dtype = self->dtype;
     if (self->empty()) {
-        // All of out's storage is filled: what CANN takes for out's original shape is that of its storage.
+        // Fill all of out's storage, which CANN treats as out's original shape.
         filled->set_shape(out->storage_shape);
         require_view_copy({out->shape, dtype}, out);
         return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[3], loss_of_empty(reduction)); }};
@@ -77,7 +77,7 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
     if (soc() == Soc::Ascend950) intermediates.kernel();
     return {.workspace_size = intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
                 const auto &self = arguments[0], &target = arguments[1], &weight = arguments[2], &out = arguments[3];
-                // A scale of 1 / numel before the sum is the device's mean.
+                // As on the device, the mean is a sum scaled by 1 / numel in advance.
                 const float scale = reduction == kMean ? 1.0f / static_cast<float>(numel) : 1.0f;
                 const auto scaled = [=](float x, float y, float w) { return loss(x, y, w) * scale; };
                 const auto unweighted = [=](float x, float y) { return loss(x, y, 1.0f) * scale; };
@@ -98,11 +98,11 @@ void require_broadcasts_to_self(const Named& argument, const Named& self) {
         require(false, kParamInvalid, argument.name, "'s shape ", to_string(argument->shape),
                 " does not broadcast to self's ", to_string(self->shape));
     }
-    // CANN leaves no message if self itself would have to be expanded.
+    // CANN sets no message if self would have to be expanded.
     if (*common != self->shape) throw Refusal{kParamInvalid, ""};
 }
 
-// CANN converts the result to out's format before it copies it, which requires the rank that the format implies.
+// CANN converts the result to out's format before copying it, which requires the rank that the format implies.
 void require_rank_of_format(const Named& out) {
     struct Format {
         int number;
@@ -123,7 +123,7 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, co
                    std::int64_t reduction, const Named& out) {
     require_present({grad, self, target, out});
     const bool weighted = weight.tensor != nullptr;
-    // Only out is looked at; too many dimensions elsewhere are found with the shapes.
+    // Only out is checked here; the check of the shapes finds other tensors with too many dimensions.
     require_rank_at_most_8({out});
     for (const auto& argument : {self, grad, target, out}) require_dtype(argument, float_dtypes());
     if (weighted) require_dtype(weight, float_dtypes());

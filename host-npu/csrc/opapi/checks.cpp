@@ -54,7 +54,7 @@ void require_reduction(std::int64_t reduction) {
 
 bool is_private_format(aclFormat format) {
     const int number = format;
-    // FRACTAL_NZ of several widths; older headers have no names for them.
+    // FRACTAL_NZ of several widths, which older headers do not name.
     if (number == kFormatFractalZ3d || (number >= 50 && number <= 54)) return true;
     switch (format) {
         case ACL_FORMAT_NC1HWC0:

@@ -1,4 +1,4 @@
-// The checks that operators have in common. Each throws the Refusal that phase one answers with.
+// Checks shared by operators. Each throws the Refusal that phase one returns.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace host_npu {
 
 inline constexpr std::size_t kMaxRank = 8;
 
-// An argument, with the name that the documents give it.
+// An argument with its documented name.
 struct Named {
     const char* name;
     const aclTensor* tensor;
@@ -36,7 +36,7 @@ void require_rank(const Named& argument, std::size_t rank);
 void require_shape(const Named& argument, const Dims& expected);
 void require_reduction(std::int64_t reduction);
 
-// Formats that the published headers have no name for.
+// Formats that the published headers do not name.
 inline constexpr int kFormatFractalZC04 = 13;
 inline constexpr int kFormatDhwcn = 31;
 inline constexpr int kFormatFractalZ3d = 33;
@@ -45,32 +45,32 @@ inline constexpr int kFormatFractalZ3d = 33;
 bool is_private_format(aclFormat format);
 void require_public_format(const Named& argument);
 
-// Whether a kernel gets a contiguous copy in the tensor's place.
+// Whether the kernel gets a contiguous copy of the tensor.
 bool is_copied(const Layout& layout);
-// Refuses strided inputs that reach outside their storage: the copy looks, and only the copy.
+// Refuses strided inputs that extend beyond their storage. Only the copy checks this, so contiguous inputs pass.
 void require_copyable(Arguments inputs);
 
-// Of an undefined format, -1, CANN keeps the last byte.
+// Whether the formats are equal. CANN stores the undefined format, -1, as a byte, 0xFF.
 bool same_format(aclFormat first, aclFormat second);
 
-// What a kernel leaves, before it is copied to an output.
+// The result of a kernel, before it is copied to an output.
 struct Result {
     Dims shape;
     aclDataType dtype;
     aclFormat format = ACL_FORMAT_ND;
 
-    // One element fits any tensor of one element.
+    // Tensors of one element match whatever their rank.
     bool has_shape_of(const Layout& out) const;
 };
 
-// Refuses an output that the copy of the result does not fit.
+// Refuses an output that the result cannot be copied to.
 void require_view_copy(const Result& result, const Named& out);
 
-// The shape that all broadcast to, if there is one.
+// Returns the common broadcast shape, or nullopt.
 std::optional<Dims> broadcast(std::initializer_list<const Dims*> shapes);
 Dims require_broadcast(Arguments arguments);
 
-// The data type that mixed floating types are calculated in.
+// The data type in which mixed floating types are computed.
 aclDataType promote(std::initializer_list<aclDataType> dtypes);
 
 }  // namespace host_npu

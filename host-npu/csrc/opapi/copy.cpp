@@ -1,4 +1,5 @@
-// aclnnInplaceCopy: strided, broadcasting, casting; and aclnnCast, with which torch_npu's process group pads booleans.
+// aclnnInplaceCopy: strided, broadcasting, casting; and aclnnCast, which torch_npu's process group uses to pad
+// booleans.
 #include <complex>
 #include <cstring>
 
@@ -16,10 +17,10 @@ constexpr DtypeSet kAtMost32Bits{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
 constexpr DtypeSet kIntegers{ACL_INT8,   ACL_INT16,  ACL_INT32,  ACL_INT64, ACL_UINT8,
                              ACL_UINT16, ACL_UINT32, ACL_UINT64, ACL_BOOL};
 constexpr DtypeSet kComplex{ACL_COMPLEX64, ACL_COMPLEX128};
-// On the Ascend950.
+// Supported on the Ascend950.
 constexpr DtypeSet kFloat8{ACL_FLOAT8_E4M3FN, ACL_FLOAT8_E5M2};
 
-// Calls `copy_block(block, elements)` until all elements of `to` are copied.
+// Calls `copy_block(block, elements)` until all elements of `to` have been copied.
 template <class Value, class CopyBlock>
 void copy_blocks(const HostTensor& to, const CopyBlock& copy_block) {
     const auto block = std::make_unique<Value[]>(kBlock);
@@ -27,7 +28,7 @@ void copy_blocks(const HostTensor& to, const CopyBlock& copy_block) {
     for (std::int64_t done = 0; done < numel; done += kBlock) copy_block(block.get(), std::min(kBlock, numel - done));
 }
 
-// Converts by way of `Between`, which holds every value of the source.
+// Converts through `Between`, which represents every value of the source.
 template <class Between>
 void copy_as(const HostTensor& to, const HostTensor& from) {
     Elements source(from, to->shape);
@@ -49,7 +50,7 @@ void copy_unconverted(const HostTensor& to, const HostTensor& from) {
     });
 }
 
-// e5m2 is the first half of a float16. e4m3fn has a bit less in the exponent, whose bias differs by 8, and no infinity.
+// e5m2 is the upper half of a float16. e4m3fn has one exponent bit less, a bias that differs by 8, and no infinity.
 float widen_float8(aclDataType dtype, std::uint8_t bits) {
     if (dtype == ACL_FLOAT8_E5M2) return widen(Float16{static_cast<std::uint16_t>(bits << 8)});
     if ((bits & 0x7Fu) == 0x7Fu) return std::numeric_limits<float>::quiet_NaN();
@@ -98,7 +99,7 @@ void check(Arguments arguments) {
     require_rank_at_most_8(arguments);
 }
 
-// CANN also rounds float32 to 8 bits, but documents nothing about numbers that are too large.
+// CANN also rounds float32 to 8 bits, but does not document the result for numbers out of range.
 void require_conversion(aclDataType from, aclDataType to) {
     const bool exists = !kFloat8.contains(from) || kAtMost32Bits.contains(to);
     require(from == to || (exists && !kFloat8.contains(to)), kParamInvalid, "the host NPU does not convert ",

@@ -1,4 +1,4 @@
-// Elements of every data type: from and to the types that kernels calculate in.
+// Conversions of elements between the data types and the types in which kernels compute.
 #pragma once
 
 #include <complex>
@@ -20,8 +20,8 @@ inline constexpr bool kIsComplex<std::complex<Part>> = true;
 template <class Value>
 inline constexpr bool kIs16Bit = std::is_same_v<Value, Float16> || std::is_same_v<Value, BFloat16>;
 
-// Rounds towards zero; NaN becomes 0. Integers of 64 bits and signed ones of 32 saturate, as the device's do. Of other
-// ones the last bits of 64 remain, as in PyTorch.
+// Rounds toward zero; NaN becomes 0. 64-bit and signed 32-bit integers saturate, as on the device. For other types, the
+// low bits of the 64-bit integer remain, as in PyTorch.
 template <class To, class Float>
 To to_integer(Float value) {
     using Wide = std::conditional_t<std::is_same_v<To, std::int32_t>, std::int32_t, std::int64_t>;

@@ -5,7 +5,7 @@
 
 namespace host_npu {
 
-// From the innermost dimension outwards: expanded dimensions have stride 0, and those without a gap are merged.
+// From the innermost dimension outward: expanded dimensions get stride 0, and dimensions without a gap are merged.
 Elements::Elements(const HostTensor& tensor, const Dims& shape) : position_(tensor.data), dtype_(tensor->dtype) {
     const auto size = static_cast<std::int64_t>(item_size(dtype_));
     const auto missing = shape.rank() - tensor->shape.rank();

@@ -11,10 +11,10 @@
 
 namespace host_npu {
 
-// Elements that kernels handle at once: some kilobytes, which stay in the first-level cache.
+// The number of elements that kernels process at once: a few kilobytes, which fit in the L1 cache.
 inline constexpr std::int64_t kBlock = 1024;
 
-// The element at an address of any alignment. Of a byte that is neither 0 nor 1 C++ makes no bool.
+// Loads the element at an address of any alignment. A byte that is neither 0 nor 1 is not a valid bool in C++.
 template <class Stored>
 Stored load(const std::byte* from) {
     if constexpr (std::is_same_v<Stored, bool>) {
@@ -26,13 +26,13 @@ Stored load(const std::byte* from) {
     }
 }
 
-// Walks the elements of a tensor, broadcast to a shape, in row-major order.
+// Iterates over the elements of a tensor, broadcast to a shape, in row-major order.
 class Elements {
   public:
     Elements(const HostTensor& tensor, const Dims& shape);
     explicit Elements(const HostTensor& tensor) : Elements(tensor, tensor->shape) {}
 
-    // The next `count` elements, as Values.
+    // Reads the next `count` elements as Values.
     template <class Value>
     void read(Value* to, std::int64_t count) {
         visit(dtype_, [&]<class Stored>(Stored) { read_stored<Stored>(to, count); });
@@ -43,11 +43,11 @@ class Elements {
         visit(dtype_, [&]<class Stored>(Stored) { write_stored<Stored>(from, count); });
     }
 
-    // The same for callers that know the type of the elements.
+    // The same for callers that know the stored type.
     template <class Stored, class Value>
     void read_stored(Value* to, std::int64_t count) {
         runs(count, [&](const std::byte* from, std::int64_t step, std::int64_t length) {
-            // The usual step is a constant to the compiler, which then makes vectors of the loop.
+            // The usual step is passed as a constant, so that the compiler vectorizes the loop.
             if (step == sizeof(Stored)) {
                 convert_run<Value, Stored>(from, sizeof(Stored), to, length);
             } else {
@@ -85,8 +85,7 @@ class Elements {
         }
     }
 
-    // Calls `visit_run(address, bytes between elements, elements)` for the pieces that the next `count` elements are
-    // in.
+    // Calls `visit_run(address, bytes between elements, elements)` for each run of the next `count` elements.
     template <class VisitRun>
     void runs(std::int64_t count, const VisitRun& visit_run) {
         while (count > 0) {
@@ -101,14 +100,14 @@ class Elements {
 
     std::byte* position_;
     aclDataType dtype_;
-    // Innermost first, with dimensions merged that are one run of memory. Strides are in bytes.
+    // Innermost first; dimensions that form one run of memory are merged. Strides are in bytes.
     std::size_t rank_ = 0;
     std::array<std::int64_t, Dims::kMaxRank> sizes_;
     std::array<std::int64_t, Dims::kMaxRank> strides_;
     std::array<std::int64_t, Dims::kMaxRank> at_{};
 };
 
-// All elements of a tensor in row-major order.
+// Returns all elements of a tensor in row-major order.
 template <class Value>
 std::vector<Value> read_all(const HostTensor& tensor) {
     std::vector<Value> values(static_cast<std::size_t>(tensor->numel()));
@@ -123,14 +122,14 @@ void write_all(const HostTensor& tensor, const std::vector<Value>& values) {
 
 void fill(const HostTensor& tensor, float value);
 
-// The number that a scalar is, in single precision; refuses a null pointer in the name of the argument.
+// Returns the value of a scalar in single precision. A null pointer is refused with the name of the argument.
 float number(const char* name, const aclScalar* scalar);
 
-// Rounds to a kernel's data type, where a kernel has another one than the tensor that its result is cast to.
+// Rounds to a kernel's data type, where it differs from the dtype of the tensor that the result is cast to.
 void round_to(aclDataType dtype, float* values, std::int64_t count);
 
-// out[i] = function(inputs[i]...), in fp32, for tensors that broadcast to out's shape. The result is rounded to
-// `kernel_dtype` and then cast to out's.
+// out[i] = function(inputs[i]...), computed in float32 for inputs that broadcast to out's shape. The result is rounded
+// to `kernel_dtype` and then cast to out's dtype.
 template <class Function, class... Inputs>
 void map(const HostTensor& out, aclDataType kernel_dtype, const Function& function, const Inputs&... inputs) {
     const auto numel = out->numel();
@@ -151,7 +150,7 @@ void map(const HostTensor& out, aclDataType kernel_dtype, const Function& functi
     }
 }
 
-// The sum of function(inputs[i]...) over `shape`: fp32 within a block, and over the blocks as exact as the device's
+// The sum of function(inputs[i]...) over `shape`: in float32 within a block, and across blocks as exact as the device's
 // tree.
 template <class Function, class... Inputs>
 float map_sum(const Dims& shape, const Function& function, const Inputs&... inputs) {

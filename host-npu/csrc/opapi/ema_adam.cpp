@@ -1,4 +1,4 @@
-// aclnnApplyFusedEmaAdam, an individual operator: its two functions are generated, with the checks of generated code.
+// aclnnApplyFusedEmaAdam, an individual operator: CANN's functions are generated code, with its checks.
 #include <cmath>
 #include <stdexcept>
 
@@ -11,10 +11,10 @@
 namespace host_npu {
 namespace {
 
-// The order of the tensors.
+// The indices of the tensors.
 enum : std::size_t { kGrad, kVar, kM, kV, kS, kStep };
 
-// The kernel's scalars; single precision, whatever the interface takes.
+// The kernel's scalars, in single precision whatever the interface takes.
 struct Hyperparameters {
     float lr;
     float ema_decay;
@@ -34,10 +34,10 @@ struct Block {
     std::array<float, kBlock> grad, var, m, v, s;
 };
 
-// The device's, in single precision.
+// The device's power function, in single precision.
 float power(float base, float exponent) { return std::exp(exponent * std::log(base)); }
 
-// A loop for each mode, because one with branches is not made of vectors.
+// One loop per mode, because a loop with branches is not vectorized.
 template <std::int64_t mode>
 void update(Block& block, std::int64_t count, const Hyperparameters& p, float step) {
     const float one_minus_beta1 = 1.0f - p.beta1;
@@ -47,14 +47,14 @@ void update(Block& block, std::int64_t count, const Hyperparameters& p, float st
     const float correct_v = p.bias_correction ? 1.0f / (1.0f - power(p.beta2, step)) : 1.0f;
     for (std::int64_t i = 0; i < count; ++i) {
         float g = block.grad[i];
-        // In any other mode the kernel does not load var, and works with the gradient in its place.
+        // In other modes the kernel does not load var, and uses the gradient in its place.
         const float var = mode == kL2 || mode == kDecoupled ? block.var[i] : g;
         if (mode == kL2) g += p.weight_decay * var;
         const float m = p.beta1 * block.m[i] + one_minus_beta1 * g;
         const float v = p.beta2 * block.v[i] + g * g * one_minus_beta2;
         float change = m * correct_m / (std::sqrt(v * correct_v) + p.eps);
         if (mode == kDecoupled) change += p.weight_decay * var;
-        // What follows works with these before they are rounded to 16 bits.
+        // Later terms use these values before they are rounded to 16 bits.
         const float updated = var - p.lr * change;
         block.m[i] = m;
         block.v[i] = v;
@@ -71,9 +71,9 @@ void update(Block& block, std::int64_t count, const Hyperparameters& p, float st
 
 void apply(const KernelArguments& arguments, const Hyperparameters& p) {
     std::int64_t step = 0;
-    // Phase one does not look at its size.
+    // Phase one does not check the size of step.
     if (arguments[kStep]->empty()) throw std::out_of_range("step has no element");
-    // Only the first element of step is read, whatever its shape.
+    // Only the first element of step is read, whatever the shape.
     std::memcpy(&step, arguments[kStep].data, sizeof step);
     Elements grad(arguments[kGrad]), var(arguments[kVar]), m(arguments[kM]), v(arguments[kV]), s(arguments[kS]);
     Elements new_var(var), new_m(m), new_v(v), new_s(s);
@@ -94,7 +94,7 @@ void apply(const KernelArguments& arguments, const Hyperparameters& p) {
     }
 }
 
-// The formats that generated code takes for ND.
+// The formats that generated code accepts as ND.
 void require_nd(const Named& argument) {
     const int format = argument->format;
     const bool is_nd = format == ACL_FORMAT_ND || format == ACL_FORMAT_NCL || format == ACL_FORMAT_NCHW ||
@@ -105,7 +105,7 @@ void require_nd(const Named& argument) {
 Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
     const auto& grad = *states.begin();
     const auto outputs = std::span(states.begin() + 1, states.end());
-    // Strided arguments are copied before the others are looked at.
+    // Strided states are copied before step is checked.
     require_copyable(states);
     require_copyable({step});
     constexpr DtypeSet dtypes{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
@@ -124,7 +124,7 @@ Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
         require(false, kTilingError, state.name, " has shape ", to_string(state->shape), ", which differs from grad's ",
                 to_string(grad->shape));
     }
-    // Strided outputs are copied back, from a tensor whose format has to have a name in the C interface.
+    // Strided outputs are copied back from a tensor whose format must have a name in the C interface.
     for (const auto& out : outputs) {
         const bool nameless = static_cast<int>(out->format) == kFormatDhwcn;
         require(!nameless || !is_copied(out.layout()), kInnerNullPointer, out.name, " is strided and has format ",
@@ -150,7 +150,7 @@ HOST_NPU_PHASE_ONE aclnnApplyFusedEmaAdamGetWorkspaceSize(const aclTensor* grad,
                                                           double eps, std::int64_t mode, bool biasCorrection,
                                                           double weightDecay, std::uint64_t* workspaceSize,
                                                           aclOpExecutor** executor) {
-    // Generated code first asks for the chip's description of the kernel.
+    // Generated code first looks up the chip's description of the kernel.
     if (!has_bfloat16()) {
         return failed(kNullPointer, kAdam.phase_two, "this chip has no description of the operator's kernel");
     }

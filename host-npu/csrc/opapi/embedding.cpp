@@ -14,13 +14,13 @@ namespace {
 
 const NativeKernels native{"aten::embedding", "aten::embedding_dense_backward"};
 
-// On the device such an index reads or writes outside the tensor, mostly without an error.
+// On the device, such an index accesses memory outside the tensor, usually without an error.
 [[noreturn]] void fault(std::int64_t index, std::int64_t rows) {
     throw std::out_of_range("index " + std::to_string(index) + " is outside the " + std::to_string(rows) +
                             " rows of the embedding");
 }
 
-// Calls `copy(row of out, data of the row in weight)` for every index.
+// Calls `copy(row of out, data of the row of weight)` for every index.
 template <class Copy>
 void for_each_row(const HostTensor& weight, const HostTensor& indices, const Copy& copy) {
     const auto rows = weight->shape[0];
@@ -69,8 +69,8 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     if (weight->empty() || indices->empty()) return {};
 
     require_copyable({weight, indices});
-    // Neither weight's rank nor the width of a row was checked: the copy to out refuses what does not fit. CANN reads
-    // beside the shape of a scalar.
+    // Neither weight's rank nor its row length is checked: the copy to out refuses mismatches. For a scalar, CANN reads
+    // beyond the shape.
     require(weight->shape.rank() > 0, kInnerNullPointer, "weight has no dimensions");
     auto gathered = indices->shape;
     for (std::size_t index = 1; index < weight->shape.rank(); ++index) gathered.push_back(weight->shape[index]);
@@ -88,18 +88,18 @@ struct Backward {
     std::int64_t num_weights;
     std::int64_t padding_idx;
     bool scale_grad_by_freq;
-    // The kernel in AscendC for narrow rows and no demand of determinism, which needs no sorted indices.
+    // Whether the AscendC kernel for narrow rows is used. It does not sort the indices and is not deterministic.
     bool small_dim;
-    // The kernel in TBE scales each gradient before adding it, the later one the sum.
+    // Whether each gradient is scaled before it is added, as in the TBE kernel; the later kernel scales the sum.
     bool scales_first;
     aclDataType kernel_dtype;
 
-    // Whether the chip's kernel leaves out an index that is in no row.
+    // Whether the chip's kernel skips an index outside the rows.
     bool skips_outside() const { return soc() == Soc::Ascend950 || (soc() == Soc::Ascend910 && scale_grad_by_freq); }
 
-    // The row that an index means, or -1 if none does.
+    // The row of an index, or -1 to skip it.
     std::int64_t row(std::int64_t index) const {
-        // A2 and A3 use 32-bit indices, and do not check that all fit.
+        // A2 and A3 truncate indices to 32 bits without a check.
         if (is_a2_or_a3()) index = static_cast<std::int32_t>(index);
         if (index >= 0 && index < num_weights) return index == padding_idx ? -1 : index;
         if (!skips_outside() && !(small_dim && index == padding_idx)) fault(index, num_weights);
@@ -143,7 +143,7 @@ struct Backward {
     }
 };
 
-// The first training chip's kernel counts in its unified buffer, beside a row.
+// The kernel of the Ascend910 keeps the counts in its unified buffer, next to a row.
 void require_counts_fit_910(std::int64_t num_weights, std::int64_t dim, aclDataType indices) {
     const auto counts = num_weights / cube_cores() + num_weights % cube_cores();
     const auto limit = indices == ACL_INT64 ? (180192 - counts * 8) / 20 : (180192 - counts * 4) / 36;
@@ -151,7 +151,7 @@ void require_counts_fit_910(std::int64_t num_weights, std::int64_t dim, aclDataT
             " rows do not fit the unified buffer");
 }
 
-// Bytes of the gradient and the result up to which a 16-bit gradient is widened first.
+// The size of the gradient and the result, in bytes, up to which a 16-bit gradient is first widened.
 constexpr std::int64_t kWidenBelow = 100 * 1024 * 1024;
 
 Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_weights, std::uint64_t padding_idx,
@@ -163,7 +163,7 @@ Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_we
     require_dtype(out, float_dtypes());
     require_rank_at_most_8({grad, indices, out});
     const auto rank = grad->shape.rank();
-    // CANN reads beside the shape of a scalar.
+    // For a scalar, CANN reads beyond the shape.
     require(rank > 0, kInnerNullPointer, "grad has no dimensions");
     const auto dim = grad->shape.back();
     const auto rows = Dims(std::span(grad->shape.begin(), rank - 1)).numel();
@@ -179,7 +179,7 @@ Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_we
                 .kernel = [](const KernelArguments& arguments) { fill(arguments[2], 0.0f); }};
     }
     require_copyable({grad, indices});
-    // The tiling divides the rows between the cores, of which there are no more than rows to scale.
+    // The tiling divides the rows among at most as many cores as there are rows to scale.
     require(!(is_a2_or_a3() && scale_grad_by_freq && num_weights == 0), kInnerNullPointer,
             "the tiling failed: there are no rows to scale");
     require(!(soc() == Soc::Ascend950 && indices->shape.rank() == 0 && dim > 2048 &&
@@ -205,7 +205,7 @@ Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_we
         .argument(indices.layout(), ACL_INT32)
         .argument(out.layout(), kernel.kernel_dtype)
         .bytes(scale_grad_by_freq ? 4 * ((kernel.num_weights + 7) / 8 * 8) : 0);
-    // Sorted indices and where they came from.
+    // The sorted indices and their original positions.
     if (!kernel.small_dim && rows > 1) intermediates.bytes(4 * rows).bytes(4 * rows);
     if (kernel.kernel_dtype != ACL_FLOAT) intermediates.tensor(out->shape, ACL_FLOAT);
     return {.workspace_size = intermediates.kernel().total(), .kernel = kernel};

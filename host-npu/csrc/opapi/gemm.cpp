@@ -1,5 +1,5 @@
 // Blocked as in "Anatomy of High-Performance Matrix Multiplication" (Goto and van de Geijn): panels of both matrices
-// are packed so that the innermost loop reads them in order, and its small block of the result stays in registers.
+// are packed so that the innermost loop reads them in order and keeps its small block of the result in registers.
 #include "opapi/gemm.h"
 
 #include <algorithm>
@@ -17,14 +17,14 @@ constexpr std::int64_t kPanelDepth = 256;
 constexpr std::int64_t kLanes = 8;
 constexpr std::int64_t kVectors = kTileColumns / kLanes;
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
-// The same in memory that is aligned for a float only.
+// The same type for memory aligned only to a float.
 using StoredLanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 
-// One binary for all x86-64: the loader picks the version that the machine can run. An aarch64 has one kind of vectors
-// that all machines can.
+// One binary for all x86-64 machines: the loader picks the version that the machine can run. On aarch64 all machines
+// have the same vectors.
 #if defined(__clang__)
 #define HOST_NPU_FOR_WIDE_VECTORS
-#elif defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // which is not ready when the loader chooses
+#elif defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // TSan is not ready when the loader picks.
 #define HOST_NPU_FOR_WIDE_VECTORS \
     __attribute__((target_clones("arch=x86-64-v3", "default"), optimize("fp-contract=fast")))
 #else
@@ -52,7 +52,7 @@ void multiply_tile(const float* left, const float* right, std::int64_t depth, fl
     }
 }
 
-// One group of `pack`, of which all rows are there. Strides of 1 are constants to the compiler.
+// Packs one group without missing rows. Strides of 1 are constants to the compiler.
 template <std::int64_t group>
 void pack_group(const float* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth, float* to) {
     if (row_stride == 1) {
@@ -66,7 +66,7 @@ void pack_group(const float* from, std::int64_t row_stride, std::int64_t column_
     }
 }
 
-// Copies rows x depth of `from`, in groups of rows that lie side by side; missing rows are zero.
+// Copies rows x depth of `from`, in groups of rows stored side by side; missing rows are zero.
 template <std::int64_t group>
 void pack(const Matrix& from, std::int64_t rows, std::int64_t depth, float* to) {
     for (std::int64_t first = 0; first < rows; first += group, to += group * depth) {
@@ -85,7 +85,7 @@ void pack(const Matrix& from, std::int64_t rows, std::int64_t depth, float* to) 
     }
 }
 
-// Inlined, so that the compiler unrolls it where the sizes are constants.
+// Inlined, so that the compiler unrolls it for constant sizes.
 inline void add_tile(const float* tile, std::int64_t rows, std::int64_t columns, float* out, std::int64_t out_stride) {
     for (std::int64_t row = 0; row < rows; ++row) {
         for (std::int64_t column = 0; column < columns; ++column) {

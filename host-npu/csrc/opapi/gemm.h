@@ -1,4 +1,4 @@
-// Matrix products in fp32.
+// Matrix products in float32.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct Matrix {
     }
 };
 
-// A matrix whose rows lie one after another.
+// A matrix with contiguous rows.
 inline Matrix rows_of(const float* data, std::int64_t columns) { return {data, columns, 1}; }
 
-// out (rows x columns, its rows `out_stride` apart) += left (rows x depth) * right (depth x columns).
+// out (rows x columns, with row stride `out_stride`) += left (rows x depth) * right (depth x columns).
 void multiply_add(const Matrix& left, const Matrix& right, std::int64_t rows, std::int64_t columns, std::int64_t depth,
                   float* out, std::int64_t out_stride);
 

@@ -56,7 +56,7 @@ void check_dtypes(const Given& given) {
     }
 }
 
-// Calls `check` with every tensor that the mode uses.
+// Calls `check` for every tensor that the mode uses.
 template <class Check>
 void for_each(const Given& given, const Check& check) {
     for (const auto& argument : {given.grad, given.input, given.weight, given.target_mask, given.masked_target}) {
@@ -110,7 +110,7 @@ void check_sizes(const Given& given) {
     require_shape(given.weight_grad, {vocabulary, hidden});
 }
 
-// The blocks that the tiling with a softmax splits the products into.
+// The block sizes of the products in the tiling with a softmax.
 struct Blocks {
     std::int64_t m;
     std::int64_t n;
@@ -118,7 +118,8 @@ struct Blocks {
 
 Blocks blocks_for(std::int64_t rows) {
     constexpr std::int64_t kManyRows = 23296;
-    // They live as long as the process: one call with many rows changes those after it too, even if it is refused.
+    // CANN keeps the blocks for the life of the process: a call with many rows, even a refused one, changes all later
+    // calls.
     static std::atomic<bool> had_many_rows{false};
     if (rows >= kManyRows) had_many_rows = true;
     return had_many_rows ? Blocks{256, 128} : Blocks{128, 256};
@@ -128,11 +129,11 @@ void require_extent(const char* what, std::int64_t size, bool fits) {
     require(fits, kInnerNullPointer, "the tiling failed: ", what, " of ", size, " is too large");
 }
 
-// What only a tiling finds, phase one reports as a null pointer inside. Each returns the size of the workspace.
+// The tilings return the workspace size. Phase one reports their failures as an inner null pointer.
 std::uint64_t tile_softmax(const Given& given) {
     const auto base = blocks_for(given.rows());
     const auto vocabulary = given.vocabulary();
-    // A row of the softmax, twice, has to fit the unified buffer.
+    // A row of the softmax has to fit in the unified buffer twice.
     require_extent("V", vocabulary,
                    vocabulary <= kMaxVocabulary && round_up(4 * vocabulary, 64) <= (kUnifiedBuffer - 32) / 2);
     require_extent("H", given.hidden(), given.hidden() <= kMaxExtent);
@@ -168,7 +169,7 @@ Plan plan(const Given& given, float label_smoothing) {
     if (given.input->empty() || given.weight->empty()) return {};
     require(is_a2_or_a3(), kRuntimeError, "the operator is not supported on this chip");
     require_copyable({given.grad, given.input, given.weight, given.target_mask, given.masked_target});
-    // With a softmax the statistics are not looked at.
+    // In the mode with a softmax, the statistics are not checked.
     if (given.high_performance()) {
         require_copyable({given.softmax});
     } else {

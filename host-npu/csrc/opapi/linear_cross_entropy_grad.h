@@ -5,7 +5,7 @@
 
 namespace host_npu::linear_cross_entropy_grad {
 
-// The order of the tensors.
+// The indices of the tensors.
 enum : std::size_t {
     kGrad,
     kInput,
@@ -19,10 +19,10 @@ enum : std::size_t {
     kWeightGrad
 };
 
-// High performance: uses up the softmax.
+// High-performance mode: overwrites the softmax.
 void from_softmax(const KernelArguments& arguments);
 
-// Memory friendly: calculates the logits again, tile by tile.
+// Memory-friendly mode: recomputes the logits tile by tile.
 void from_statistics(const KernelArguments& arguments);
 
 }  // namespace host_npu::linear_cross_entropy_grad

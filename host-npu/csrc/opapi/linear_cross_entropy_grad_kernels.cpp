@@ -13,12 +13,12 @@
 namespace host_npu::linear_cross_entropy_grad {
 namespace {
 
-// The packed rows of the softmax begin at multiples of this.
+// The alignment of the packed rows of the softmax, in bytes.
 constexpr std::int64_t kRowAlignment = 512;
 constexpr std::int64_t kTileRows = 128;
 constexpr std::int64_t kTileColumns = 256;
 
-// Whether a row's target is in another shard of the vocabulary.
+// Whether each row's target is in another shard of the vocabulary.
 std::vector<bool> is_masked(const KernelArguments& arguments) {
     const auto& mask = arguments[kTargetMask];
     const auto flags = read_all<std::uint8_t>(mask);
@@ -29,7 +29,7 @@ std::vector<bool> is_masked(const KernelArguments& arguments) {
     return masked;
 }
 
-// Everything that both kernels read.
+// The inputs of both kernels.
 struct Problem {
     explicit Problem(const KernelArguments& arguments)
         : dtype(arguments[kInput]->dtype),
@@ -53,8 +53,8 @@ struct Problem {
     std::vector<bool> masked;
 };
 
-// Packs the rows of a contiguous softmax, now gradients, to 16 bits over the same memory. No packed row reaches beyond
-// the place of its own row in single precision, because there are 128 columns or more.
+// Packs the rows of a contiguous softmax, which now holds gradients, to 16 bits in place. With at least 128 columns, a
+// packed row never extends beyond its own row in float32.
 void pack_rows(const HostTensor& softmax, const std::vector<float>& gradients, aclDataType dtype) {
     const auto columns = softmax->shape[1];
     const auto pitch = (2 * columns + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
@@ -68,7 +68,7 @@ void pack_rows(const HostTensor& softmax, const std::vector<float>& gradients, a
     }
 }
 
-// The accumulators of the memory-friendly mode live in the workspace.
+// Takes an accumulator of the memory-friendly mode from the workspace.
 std::span<float> take(std::span<std::byte>& workspace, std::int64_t count) {
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
     const std::span floats(reinterpret_cast<float*>(workspace.data()), static_cast<std::size_t>(count));
@@ -98,7 +98,7 @@ void subtract_targets(const Problem& problem, std::vector<float>& softmax) {
     for (std::size_t row = 0; row < problem.targets.size(); ++row) {
         if (problem.masked[row]) continue;
         const auto target = problem.targets[row];
-        // The device subtracts beside the row.
+        // The device would write outside the row.
         if (target < 0 || target >= problem.vocabulary) {
             throw std::out_of_range("unmasked target " + std::to_string(target) + " of row " + std::to_string(row) +
                                     " is outside the " + std::to_string(problem.vocabulary) +
@@ -116,7 +116,7 @@ void from_softmax(const KernelArguments& arguments) {
     const auto& softmax = arguments[kSoftmax];
     auto gradients = read_all<float>(softmax);
     subtract_targets(problem, gradients);
-    // Written back before the rows are packed; the part that they do not reach keeps it.
+    // Written back before the rows are packed; the remainder of the memory keeps these values.
     if (softmax->contiguous()) write_all(softmax, gradients);
     for (std::int64_t row = 0; row < problem.rows; ++row) {
         float* const gradient = &gradients[static_cast<std::size_t>(row * vocabulary)];
@@ -125,7 +125,7 @@ void from_softmax(const KernelArguments& arguments) {
         }
     }
     round_to(problem.dtype, gradients.data(), static_cast<std::int64_t>(gradients.size()));
-    // A strided softmax is copied first, so the caller's stays whole.
+    // A strided softmax is copied first, so the caller's tensor is not packed.
     if (softmax->contiguous()) pack_rows(softmax, gradients, problem.dtype);
 
     const auto by_row = rows_of(gradients.data(), vocabulary);

@@ -1,4 +1,4 @@
-// aclnnFusedCrossEntropyLossWithMaxSum: the loss, and the softmax, from the statistics of the rows.
+// aclnnFusedCrossEntropyLossWithMaxSum: the loss and the softmax from the statistics of the rows.
 #include <cmath>
 #include <stdexcept>
 
@@ -33,7 +33,7 @@ void loss(const KernelArguments& arguments) {
     const auto sum = read_all<float>(arguments[kSum]);
     auto losses = read_all<float>(arguments[kPredicted]);
     for (std::size_t row = 0; row < losses.size(); ++row) losses[row] = std::log(sum[row]) - losses[row];
-    // The rows that the cores divide are those of the logits, if there are logits.
+    // The cores divide the rows of the logits, if there are logits.
     auto rows = static_cast<std::int64_t>(losses.size());
     if (logits) rows = std::min(rows, logits->shape[0]);
     if (rows > 0) Elements(arguments[kLossOut]).write(losses.data(), rows);
@@ -41,7 +41,7 @@ void loss(const KernelArguments& arguments) {
     softmax(logits, read_all<float>(arguments[kMax]), sum, arguments[kSoftmaxOut]);
 }
 
-// Why the tiling fails, if it does.
+// Returns the failure of the tiling, if any.
 std::optional<Refusal> tiling_failure(const Named& max, const Named& logits) {
     const auto failure = [](const auto&... parts) {
         std::ostringstream text;
@@ -81,7 +81,7 @@ Plan plan(const Named& max, const Named& sum, const Named& predicted, float labe
     require_copyable({max, sum, predicted, logits});
 
     Plan plan{.kernel = loss};
-    // Phase one does not look at the launch's result.
+    // Phase one ignores the failure of the launch.
     plan.launch_failure = tiling_failure(max, logits);
     if (!has_bfloat16()) plan.launch_failure = Refusal{kFindKernelError, "this chip has no kernel of it"};
     Intermediates intermediates;
@@ -96,7 +96,7 @@ Plan plan(const Named& max, const Named& sum, const Named& predicted, float labe
 
 using namespace host_npu;
 
-// inputOptional and weightOptional are part of the interface for a mode that does not exist.
+// inputOptional and weightOptional are reserved for a mode that does not exist.
 HOST_NPU_PHASE_TWO(aclnnFusedCrossEntropyLossWithMaxSum, kLoss)
 HOST_NPU_PHASE_ONE aclnnFusedCrossEntropyLossWithMaxSumGetWorkspaceSize(
     const aclTensor* logitsMax, const aclTensor* sumExpLogits, const aclTensor* predictedLogits, float labelSmoothing,

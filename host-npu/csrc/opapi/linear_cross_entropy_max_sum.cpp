@@ -1,4 +1,4 @@
-// aclnnFusedLinearOnlineMaxSum: what one shard of the vocabulary knows of its logits.
+// aclnnFusedLinearOnlineMaxSum: the statistics of the logits of one shard of the vocabulary.
 #include <array>
 #include <cmath>
 #include <span>
@@ -14,7 +14,7 @@ namespace host_npu {
 namespace {
 
 constexpr std::int64_t kMaxHidden = 65534;
-// Rows of logits that are calculated at once; the simulation's own choice.
+// The number of rows of logits computed at once, a choice of the simulation.
 constexpr std::int64_t kRowsAtOnce = 512;
 constexpr std::int64_t kTileRows = 128;
 constexpr std::int64_t kTileColumns = 256;
@@ -25,13 +25,13 @@ struct Range {
     std::int64_t start;
     std::int64_t end;
 
-    // The kernel compares in single precision, exact below 2^24. The end is exclusive.
+    // The kernel compares in single precision, which is exact below 2^24. `end` is exclusive.
     bool contains(std::int64_t target) const {
         const auto id = static_cast<float>(target);
         return id >= static_cast<float>(start) && id < static_cast<float>(end);
     }
 
-    // The kernel subtracts in single precision, too.
+    // The kernel also subtracts in single precision.
     std::int64_t place_of(std::int64_t target) const {
         return static_cast<std::int64_t>(static_cast<float>(target) - static_cast<float>(start));
     }
@@ -42,14 +42,14 @@ struct Row {
     float sum = 0.0f;
 };
 
-// NaN is the largest.
+// NaN counts as the largest value.
 float largest(std::span<const float> logits) {
     float max = logits.front();
     for (const float logit : logits) max = logit > max || std::isnan(logit) ? logit : max;
     return max;
 }
 
-// Single precision within a tile, in vectors of 64, and over the tiles as exact as the device's sums.
+// In single precision within a tile, in vectors of 64; across tiles as exact as the device's sums.
 float sum_exp(std::span<const float> logits, float max) {
     constexpr std::size_t kVector = 64;
     double total = 0;
@@ -72,7 +72,7 @@ Row reduce(std::span<const float> logits) {
     return {max, sum_exp(logits, max)};
 }
 
-// One bit a row, least significant first. Bits beyond the last row are those of a target 0.
+// One bit per row, least significant first. Bits beyond the last row are as for a target of 0.
 std::vector<std::uint8_t> pack(const std::vector<std::int64_t>& targets, const Range& range) {
     std::vector<std::uint8_t> mask((targets.size() + 7) / 8);
     for (std::size_t bit = 0; bit < mask.size() * 8; ++bit) {
@@ -101,7 +101,7 @@ void max_sum(const KernelArguments& arguments, const Range& range) {
         std::fill(logits.begin(), logits.end(), 0.0f);
         multiply_add(rows_of(&input.data()[first * hidden], hidden), rows_of(weight.data(), hidden).transposed(), count,
                      columns, hidden, logits.data(), columns);
-        // The device rounds logits to the input's 16 bits even where it does not return them.
+        // The device rounds logits to the input's 16 bits even if it does not return them.
         round_to(arguments[kInput]->dtype, logits.data(), count * columns);
         if (logits_out) logits_out->write(logits.data(), count * columns);
         for (std::int64_t index = 0; index < count; ++index) {
@@ -114,7 +114,7 @@ void max_sum(const KernelArguments& arguments, const Range& range) {
             if (!range.contains(targets[row])) continue;
             const auto id = range.place_of(targets[row]);
             masked_target[row] = id;
-            // An end beyond the shard lets a target pass that has no logit here.
+            // With a range that ends beyond the shard, a target without a logit passes.
             predicted[row] = (id < columns ? of_row[static_cast<std::size_t>(id)] : 0.0f) - max[row];
         }
     }
@@ -157,14 +157,14 @@ Plan plan(const Named& input, const Named& weight, const Named& target, const Ra
             range.start);
     if (rows == 0) return {};
     require_copyable({input, weight, target});
-    // The results have the formats of the inputs that they are like.
+    // Each result has the format of the corresponding input.
     for (const auto& argument : {max, sum, predicted, mask, masked_target}) {
         require_view_copy({argument->shape, argument->dtype, target->format}, argument);
     }
     if (keeps_logits) require_view_copy({logits->shape, logits->dtype, input->format}, logits);
 
     Plan plan{.kernel = [range](const KernelArguments& arguments) { max_sum(arguments, range); }};
-    // Phase one does not look at the launch's result.
+    // Phase one ignores the failure of the launch.
     if (!is_a2_or_a3()) plan.launch_failure = Refusal{kFindKernelError, "this chip has no kernel of it"};
     Intermediates intermediates;
     for (const auto& argument : {input, weight, target}) intermediates.argument(argument.layout(), argument->dtype);

@@ -12,7 +12,7 @@ namespace {
 
 const NativeKernels native{"aten::mse_loss", "aten::mse_loss_backward"};
 
-// Whether the kernel in AscendC takes over, which does not broadcast.
+// Whether the AscendC kernel is used, which does not broadcast.
 template <class... Layouts>
 bool has_second_kernel(const Layout& first, const Layouts&... others) {
     if (soc() == Soc::Ascend910) return false;
@@ -25,7 +25,7 @@ bool takes_format(const Named& argument) {
 
 float square(float x, float y) { return (x - y) * (x - y); }
 
-// What both forwards check; returns the shape of the losses.
+// Checks shared by both forward functions. Returns the shape of the losses.
 Dims check_forward(const Named& self, const Named& target, std::int64_t reduction, const Named& out) {
     require_present({self, target, out});
     for (const auto& argument : {self, target, out}) require_dtype(argument, float_dtypes());
@@ -34,12 +34,12 @@ Dims check_forward(const Named& self, const Named& target, std::int64_t reductio
     return require_broadcast({self, target});
 }
 
-// The workspace of the kernel, and of the conversions before and after it.
+// The workspace of the kernel and of the conversions before and after it.
 std::uint64_t forward_workspace(const Named& self, const Named& target, const Named& out, std::int64_t reduction,
                                 aclDataType dtype) {
     Intermediates intermediates;
     intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);
-    // Without a reduction the tiling of the kernel in AscendC asks for nothing, but on the 950.
+    // Without a reduction, the tiling of the AscendC kernel needs no workspace, except on the Ascend950.
     const bool reduces = reduction != kNone && takes_format(self) && has_second_kernel(self.layout(), target.layout());
     if (soc() == Soc::Ascend950 || reduces) intermediates.kernel();
     return intermediates.total();
@@ -66,7 +66,7 @@ Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction
             }};
 }
 
-// The losses, and their mean or sum over the first dimension, each rounded to the kernels' data type.
+// Computes the losses, and their mean or sum over the first dimension, each rounded to the kernels' data type.
 void reduce_rows(const KernelArguments& arguments, const Dims& shape, aclDataType dtype, bool mean) {
     const auto rows = shape.rank() == 0 ? 1 : shape[0];
     const auto length = shape.numel() / rows;
@@ -90,7 +90,7 @@ Plan plan_out(const Named& self, const Named& target, std::int64_t reduction, co
     const auto shape = check_forward(self, target, reduction, out);
     const auto rows = static_cast<std::size_t>(shape.rank() == 0 || reduction == kNone ? 0 : 1);
     require_shape(out, Dims(std::span<const std::int64_t>(shape).subspan(rows)));
-    // Nothing is filled, other than by aclnnMseLoss.
+    // Only aclnnMseLoss fills its output in this case.
     if (self->empty() || target->empty()) return {};
     require_copyable({self, target});
     const auto dtype = promote({self->dtype, target->dtype});
@@ -101,7 +101,7 @@ Plan plan_out(const Named& self, const Named& target, std::int64_t reduction, co
             }};
 }
 
-// The factor of the differences. A mean is over self's elements, whatever they broadcast to.
+// The factor of the differences. A mean divides by self's number of elements, even if self is broadcast.
 float factor(const Layout& self, std::int64_t reduction, bool second_kernel) {
     if (reduction != kMean) return 2.0f;
     if (!second_kernel) return static_cast<float>(2.0 / static_cast<double>(self.numel()));
@@ -127,7 +127,7 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, st
     Intermediates intermediates;
     for (const auto& argument : {grad, self, target, out}) intermediates.argument(argument.layout(), dtype);
     const bool second = soc() != Soc::Ascend950 && has_second_kernel(self.layout(), grad.layout(), target.layout());
-    // The tiling of the second kernel asks for nothing.
+    // The tiling of the second kernel needs no workspace.
     if (soc() == Soc::Ascend950) intermediates.kernel();
     const auto scale = factor(self.layout(), reduction, second);
     return {.workspace_size = intermediates.total(), .kernel = [=](const KernelArguments& arguments) {

@@ -3,7 +3,7 @@
 namespace host_npu {
 namespace {
 
-// Made by the first of the files that are initialised, in whatever order.
+// Created on first use: the initialization order of the files is unspecified.
 std::vector<std::string>& registered() {
     static std::vector<std::string> names;
     return names;

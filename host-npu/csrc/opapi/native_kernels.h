@@ -1,4 +1,4 @@
-// Which kernels of torch_npu run on the simulated operators.
+// The kernels of torch_npu that run on simulated operators.
 #pragma once
 
 #include <initializer_list>
@@ -9,12 +9,11 @@
 
 namespace host_npu {
 
-// The aten operators whose kernels in torch_npu call a simulated operator. The library of aten operators leaves these
-// kernels in place, and lets the CPU compute the others.
+// The aten operators whose torch_npu kernels call a simulated operator. libhost_npu_aten keeps these kernels and lets
+// the CPU compute the other operators.
 HOST_NPU_EXPORT const std::vector<std::string>& native_kernels();
 
-// Adds aten operators to these. A file of operators has one such object if torch_npu has
-// kernels that call its functions:
+// Registers aten operators. Each source has one such object if torch_npu has kernels that call its functions:
 //
 //     const NativeKernels native{"aten::mse_loss", "aten::mse_loss_backward"};
 class HOST_NPU_EXPORT NativeKernels {
