@@ -1,8 +1,8 @@
 """Compile the host NPU's libraries: ``python csrc/build.py [DESTINATION]``.
 
-Each folder with sources is a library of the same name. The C++ compiler is called directly, and nothing is compiled
-again that has not changed. Only the libraries ``host_npu_*`` need PyTorch's headers; the others take the few headers of
-the ABI that the torch_npu wheel contains.
+Each folder with sources is a library of the same name. The C++ compiler is called directly, and unchanged sources are
+not recompiled. Only the libraries ``host_npu_*`` need PyTorch's headers; the others need only the few ABI headers in
+the torch_npu wheel.
 """
 
 import argparse
@@ -31,18 +31,18 @@ DEFAULT_DESTINATION = PROJECT / "host_npu" / "_lib"
 _FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-pthread"),
     *("-Wall", "-Wextra", "-DFUNC_VISIBILITY"),
-    # Sizes and strides are the caller's: in what phase one makes of them, too large a number wraps around.
+    # Phase one computes with the caller's sizes and strides, which may overflow.
     "-fwrapv",
 ]
-# Another compiler's new warning must not keep anybody from installing.
+# A new warning of another compiler must not break an installation.
 _WARNINGS_ARE_ERRORS = os.environ.get("HOST_NPU_WERROR") == "1"
-# x86-64-v3 would be quicker, but a wheel may be moved to an older machine. Loops over elements are worth vectors,
-# whatever their length.
+# x86-64-v3 would be faster, but a wheel may be moved to an older machine. Loops over elements are worth vectorizing at
+# any length.
 _OPTIMISATION = "-O2", "-fvect-cost-model=dynamic"
-# What only calls torch is no faster by it, and takes a third longer to compile.
+# Code that only calls torch gains nothing from -O2, which takes a third longer to compile.
 _CALLS_OF_TORCH = ("-O1",)
-# The device rounds a product before it adds to it. Nobody asks for errno or for traps, which keep square roots and
-# comparisons from being vectors.
+# The device rounds a product before adding to it. Nothing reads errno or traps, which prevent the vectorization of
+# square roots and comparisons.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _HEADER = """\
 #pragma once
@@ -54,28 +54,28 @@ ACLNN_API aclnnStatus {name}GetWorkspaceSize{parameters};
 ACLNN_API aclnnStatus {name}(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
 }}
 """
-# CANN's names of headers that are not those of their functions.
+# CANN's header names that do not follow from the function names.
 _OTHER_HEADERS = {"aclnnInplaceCopy": "aclnn_copy"}
 _EXPECTED = "the simulated libraries; all of them take about two minutes of one core"
 
 
 class BuildError(RuntimeError):
-    """Raised when the host NPU cannot be compiled; says why."""
+    """Raised with the reason if the host NPU cannot be compiled."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library: what it is linked with, and how its sources, those of the folder of its name, are compiled.
+    """A shared library: its links, and the compilation of its sources, which are in the folder of the same name.
 
     Attributes:
         name: The name of the library and of the folder.
         links: Libraries of this project.
         torch: Libraries of the torch package.
         torch_npu: Libraries of the torch_npu package.
-        joined: Compile the sources as one, because their headers take longer than they do.
-        flags: What the compiler and the linker are told beside the flags of all libraries.
-        optimisation: The same, unless it is to instrument them.
-        functions: The functions of CANN whose names its sources include, by what their names begin with.
+        joined: Compile the sources as one, because parsing their headers takes most of the time.
+        flags: Flags of the compiler and the linker, in addition to those of all libraries.
+        optimisation: Further flags, which a sanitizer build omits.
+        functions: The prefix of the functions of CANN whose names its sources include.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Library:
 
     @property
     def file(self) -> str:
-        """The file name, which is the SONAME too: torch_npu finds the libraries by it."""
+        """The file name, which is also the SONAME, by which torch_npu finds the library."""
         return f"lib{self.name}.so"
 
     @property
@@ -98,7 +98,7 @@ class Library:
         return tuple(sorted(f"{self.name}/{file.name}" for file in (SOURCES / self.name).glob("*.cpp")))
 
 
-# What is special about a library; a folder that is not named here needs nothing.
+# Libraries with special needs; other folders need no entry.
 _SPECIAL = (
     Library("ascendcl", joined=True),
     Library("acl_op_compiler", links=("ascendcl",)),
@@ -130,7 +130,7 @@ _SPECIAL = (
 
 
 def libraries() -> list[Library]:
-    """Return a library for each folder with sources, each after those it is linked with."""
+    """Return a library for each folder with sources, dependencies first."""
     folders = {file.parent.name for file in SOURCES.glob("*/*.cpp")} - {"tests"}
     found = {name: Library(name) for name in folders} | {library.name: library for library in _SPECIAL}
     order = TopologicalSorter({name: found[name].links for name in sorted(found)})
@@ -144,26 +144,26 @@ def build(
     names: Collection[str] = (),
     verbose: bool = False,
 ) -> list[Path]:
-    """Compile every library that is missing or older than what it is made of.
+    """Compile every library that is missing or older than its inputs.
 
     Args:
-        destination: Folder for the libraries; made if there is none.
-        instrument: What :func:`instrumentation` takes.
-        names: The libraries to compile, among them those that the others are linked with; all of them if it is empty.
+        destination: Folder for the libraries; created if missing.
+        instrument: The argument of :func:`instrumentation`.
+        names: The libraries to compile, including those that they are linked with; all if empty.
         verbose: Print each command.
 
     Returns:
-        The libraries' paths.
+        The paths of the libraries.
 
     Raises:
-        BuildError: There is no torch_npu or no compiler, or the compiler refused a source.
+        BuildError: torch_npu or the compiler is missing, or compilation failed.
     """
     destination = Path(destination).resolve()
     destination.mkdir(parents=True, exist_ok=True)
     builder = _Builder(destination, instrument, verbose)
     wanted = [library for library in libraries() if not names or library.name in names]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        # What takes longest is started first.
+        # Start the slowest libraries first.
         longest_first = sorted(wanted, key=lambda library: not library.torch)
         compiled = {library: builder.objects_of(library, pool) for library in longest_first}
         linked = []
@@ -171,10 +171,10 @@ def build(
             linked.append(builder.link(library, [object.result() for object in compiled[library]]))
             builder.report(library, f"{number} of {len(wanted)}")
     if not names:
-        # What programs include of CANN's interface, and torch_npu's wheel lacks.
+        # The headers of CANN that torch_npu's wheel lacks.
         shutil.copytree(SOURCES / "include", destination / "include", dirs_exist_ok=True)
         declare(operators(), destination / "include")
-        # A sanitizer must be in the process from its start, and another machine's libraries cannot be.
+        # A sanitizer must be loaded when the process starts, and another machine's libraries cannot be loaded.
         if not instrument and _machine(linked[0]) == _machine(Path(sys.executable)):
             declare(_formulas(destination), destination / "include")
         (destination / "versions.json").write_text(json.dumps(versions()) + "\n")
@@ -182,20 +182,20 @@ def build(
 
 
 def _machine(program: Path) -> bytes:
-    """Return for which machine an ELF file is."""
+    """Return the machine of an ELF file."""
     with program.open("rb") as file:
         return file.read(20)[18:]
 
 
 def operators() -> dict[str, str]:
-    """Return the parameters of the first phase of each operator that ``opapi`` has the checks of, by its name."""
+    """Return the parameters of phase one of each operator that ``opapi`` checks, by operator name."""
     text = "".join((SOURCES / source).read_text() for source in Library("opapi").sources)
     found = re.findall(r"^HOST_NPU_PHASE_ONE (aclnn\w+)GetWorkspaceSize(\([^)]*\))", text, re.MULTILINE)
     return {name: " ".join(parameters.split()) for name, parameters in found}
 
 
 def declare(functions: dict[str, str], include: Path) -> list[Path]:
-    """Write the header of each function of CANN, by the parameters of its first phase, and return their paths."""
+    """Write a header for each function of CANN from the parameters of its phase one, and return the paths."""
     headers = []
     for name, parameters in functions.items():
         words = re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]|V[0-9])", "_", name).lower()
@@ -205,7 +205,7 @@ def declare(functions: dict[str, str], include: Path) -> list[Path]:
 
 
 def _formulas(destination: Path) -> dict[str, str]:
-    """Return the same of each operator that a formula computes."""
+    """Return the parameters of phase one of each operator that a formula computes, by operator name."""
     code = """
 import ctypes, sys, torch
 function = ctypes.CDLL(sys.argv[1]).host_npu_arguments
@@ -221,21 +221,21 @@ print(function().decode(), end="")
 
 
 def instrumentation(kind: str) -> list[str]:
-    """Return the flags of sanitizers, which ``-fsanitize=`` takes."""
+    """Return the flags for sanitizers, named as for ``-fsanitize=``."""
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={kind}", "-fno-sanitize-recover=all"]
-    # An enumeration of CANN's C interface may be any number: the caller is perhaps a C program.
+    # An enumeration in CANN's C interface may hold any number: the caller may be a C program.
     return [*flags, "-fno-sanitize=enum"] if "undefined" in kind else flags
 
 
 def joined(sources: list[Path], target: Path) -> Path:
-    """Write a source that includes others, unless it is there, and return its path."""
+    """Write a source that includes others, unless it exists, and return its path."""
     return _written("".join(f'#include "{source.resolve()}"\n' for source in sources), target)
 
 
 def functions_of_torch_npu(prefix: str) -> list[str]:
-    """Return the names of two-phase functions that the installed torch_npu asks for; they stand in its libraries."""
+    """Return the names of the two-phase functions that the installed torch_npu looks up, found in its libraries."""
     content = b"".join(file.read_bytes() for file in sorted((_package("torch_npu") / "lib").glob("*.so")))
-    # What is in front of a string in a library is the end of anything.
+    # Not anchored at the start: any bytes may precede a string in a library.
     names = re.findall(rb"(" + prefix.encode() + rb"\w+?)GetWorkspaceSize(?=\0)", content)
     return sorted({name.decode() for name in names})
 
@@ -253,22 +253,22 @@ class _Builder:
         self.flags = _FLAGS
         self.instrument = instrumentation(instrument) if instrument else []
         self.objects = PROJECT / "build" / (instrument.replace(",", "-") or "release")
-        # Clang leaves the functions of a sanitizer to the program.
+        # With Clang, the program provides a sanitizer's functions.
         self.complete = [] if instrument else ["-Wl,-z,defs"]
         self.verbose = verbose
         self.compiler = shlex.split(os.environ.get("CXX", "g++"))
         self.started = time.monotonic()
-        self.lock = threading.Lock()  # of what follows, which the compilers' threads share
-        self.made: set[Path] = set()  # by a command, in this build
+        self.lock = threading.Lock()  # guards the fields below, which compiler threads share
+        self.made: set[Path] = set()  # files written by a command in this build
 
     def report(self, library: Library, number: str) -> None:
-        """Say that a library is linked, unless it was up to date."""
+        """Report a linked library, unless it was up to date."""
         if self.destination / library.file in self.made:
             seconds = time.monotonic() - self.started
             print(f"host_npu: {library.file} ({number}), after {seconds:.0f} s", file=sys.stderr, flush=True)
 
     def objects_of(self, library: Library, pool: Executor) -> list[Future[Path]]:
-        """Start to compile the sources of one library that are not up to date."""
+        """Start compiling the sources of a library that are not up to date."""
         if not library.sources:
             raise BuildError(f"{library.file} has no sources in {SOURCES / library.name}")
         flags = [*library.flags, *(self.instrument or library.optimisation), *_include_folders(library)]
@@ -280,19 +280,16 @@ class _Builder:
         return [pool.submit(self.object, source, flags) for source in sources]
 
     def names_of_functions(self, library: Library) -> Path:
-        """Write the names that the library's sources include, and return the folder of the file.
-
-        They do not include those that they define.
-        """
+        """Write the names that the library's sources include but do not define, and return the file's folder."""
         sources = "".join((SOURCES / source).read_text() for source in library.sources)
         names = (name for name in functions_of_torch_npu(library.functions) if f" {name}(" not in sources)
         lines = "".join(f"HOST_NPU_FUNCTION({name})\n" for name in names)
         return _written(lines, self.objects / "names" / f"{library.name}_functions.inc").parent
 
     def link(self, library: Library, objects: list[Path]) -> Path:
-        """Link one library unless it is up to date."""
+        """Link a library unless it is up to date."""
         target = self.destination / library.file
-        # Also those that its sources do not use: who looks for a function in a library finds it in these too.
+        # Also link unused libraries: a function that is looked up in this library must be found in them, too.
         links = ["-Wl,--no-as-needed", *(f"-l{name}" for name in library.links)]
         for package, names in (("torch", library.torch), ("torch_npu", library.torch_npu)):
             if names:
@@ -317,13 +314,13 @@ class _Builder:
         return target
 
     def run_if_needed(self, command: list[str], target: Path, inputs: list[Path]) -> None:
-        """Run a command that makes ``target``, unless the same command made it after the last change of an input.
+        """Run a command that makes ``target``, unless the same command made it since the last change of an input.
 
-        Whether warnings are errors changes no object: one that was made without a warning is up to date either way.
+        Turning warnings into errors changes no object, so one that was made without a warning is up to date either way.
         """
         key = hashlib.sha256("\0".join(command).encode()).hexdigest()
         accepted = {key} if _WARNINGS_ARE_ERRORS else {key, f"{key} with warnings"}
-        # Links are recorded with the objects: nothing but libraries belongs where a package takes its files from.
+        # Keep the records of links next to the objects: a package takes its files from the libraries' folder.
         record = self.objects / f"{target.name}-{hashlib.sha256(str(target).encode()).hexdigest()[:8]}.key"
         if _is_newer(target, inputs) and record.exists() and record.read_text() in accepted:
             return
@@ -352,12 +349,12 @@ def _include_folders(library: Library) -> list[str]:
     if library.torch:
         torch = _package("torch") / "include"
         folders += [torch, torch / "torch" / "csrc" / "api" / "include"]
-    # Other projects' headers may have warnings.
+    # Headers of other projects may cause warnings.
     return [f"-I{SOURCES}", f"-I{SOURCES / 'include'}", *(f"-isystem{folder}" for folder in folders)]
 
 
 def versions() -> dict[str, str]:
-    """Return what the libraries are compiled for; builds of torch for CUDA and for the CPU alone are compatible."""
+    """Return the versions that the libraries are compiled for; CUDA and CPU builds of torch are compatible."""
     return {name: importlib.metadata.version(name).partition("+")[0] for name in ("torch", "torch_npu")}
 
 
@@ -381,7 +378,7 @@ def _is_newer(target: Path, inputs: list[Path]) -> bool:
 
 
 def main() -> int:
-    """Build from the command line."""
+    """Run the build from the command line."""
     parser = argparse.ArgumentParser(description="Compile the host NPU's libraries.")
     parser.add_argument("destination", type=Path, nargs="?", default=DEFAULT_DESTINATION)
     parser.add_argument("--instrument", default="", metavar="KIND", help="what -fsanitize= takes")

@@ -1,4 +1,4 @@
-// Shared code of the exported functions.
+// Code shared by the exported functions.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "ascendcl/error.h"
 #include "hccl/communicator.h"
 
-// The headers of torch_npu 2.9 lack these.
+// Missing in the headers of torch_npu 2.9.
 extern "C" {
 HcclResult HcclGetRootInfoScalable(HcclRootInfo* rootInfo);
 HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_t nRoot, const HcclRootInfo* rootInfoList,
@@ -34,8 +34,8 @@ class Refusal : public std::runtime_error {
 
 HcclResult failed(const char* function, HcclResult result, const std::string& text) noexcept;
 
-// Runs the body of an exported function and converts exceptions to a status, or returns the failure that a test
-// injected into this call.
+// Runs the body of an exported function and converts its exceptions to a status. If a test injected a failure into this
+// call, returns that instead.
 template <typename Body>
 HcclResult run_api(const char* function, Body&& body) noexcept {
     try {
@@ -68,7 +68,7 @@ inline void require(const void* pointer, const char* argument) {
     require(pointer != nullptr, std::string(argument) + " is null", HCCL_E_PTR);
 }
 
-// Runs an exported function whose result the caller gets in `out`.
+// Runs the body of an exported function and stores its result in `out`.
 template <typename Value, typename Body>
 HcclResult answer(const char* function, Value* out, const char* argument, const Body& body) noexcept {
     return run_api(function, [&] {

@@ -22,7 +22,7 @@ Parts parts_of(const Communicator& communicator, const void* counts, const char*
     return parts;
 }
 
-// Only the part of this rank.
+// Keeps only the part of this rank.
 Parts only(Parts parts, Rank rank) {
     for (Rank other = 0; other < parts.size(); ++other) {
         if (other != rank) parts[other] = {};
@@ -30,7 +30,6 @@ Parts only(Parts parts, Rank rank) {
     return parts;
 }
 
-// What all receiving ranks are sent is the same, unless it is said.
 Exchange reduced(Function function, HcclDataType dtype, HcclReduceOp op, Rank root, std::uint64_t count,
                  const void* send_buffer, const void* receive_buffer, Parts send, Parts receive,
                  bool same_for_all = true) {
@@ -83,7 +82,7 @@ HOST_NPU_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCou
                                               void* recvBuf, uint64_t recvCount, HcclDataType dataType, HcclReduceOp op,
                                               HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) {
-        // Counts differ between ranks.
+        // Ranks have different counts.
         return reduced(Function::ReduceScatterV, dataType, op, kNoRank, 0, sendBuf, recvBuf,
                        parts_of(all, sendCounts, "sendCounts", sendDispls, "sendDispls"), same_part(all, recvCount),
                        false);

@@ -76,7 +76,7 @@ HOST_NPU_EXPORT HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const Hcc
     });
 }
 
-// The first root supports all ranks of one machine.
+// One root suffices: all ranks are on one machine.
 HOST_NPU_EXPORT HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_t nRoot,
                                                         const HcclRootInfo* rootInfoList, uint32_t rank,
                                                         uint32_t nExtRoot, const HcclCommConfig* config,
@@ -171,7 +171,7 @@ HOST_NPU_EXPORT HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyn
         require(asyncError, "asyncError");
         const auto communicator = communicator_of(comm);
         *asyncError = communicator->failure();
-        // torch_npu appends it to the message of its watchdog.
+        // torch_npu appends the message to that of its watchdog.
         if (const auto text = communicator->untold_failure()) {
             host_npu::report_error(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, *text);
         }

@@ -22,7 +22,7 @@ HcclResult send_or_receive(const char* function, HcclComm comm, aclrtStream stre
         const auto communicator = communicator_of(comm);
         check(*communicator, message);
         const bool is_own = message.peer == communicator->rank();
-        // A send waits for its receive, so outside of a group this would deadlock.
+        // A send waits for its receive, so a message to oneself outside of a group would deadlock.
         require(!is_own || group().depth > 0, "the other rank is the caller's own, outside of a group");
         const auto bytes = message.is_send && !is_own ? message.count * item_size(message.dtype) : 0;
         if (group().depth > 0) {

@@ -14,7 +14,7 @@ constexpr const char* kWindows = "windows of memory that ranks share";
 
 }  // namespace
 
-// The name of a function, what is not simulated, and its parameters.
+// Defines a refused function: its name, the missing feature, and its parameters.
 #define REFUSE(function, what, ...) \
     HOST_NPU_EXPORT HcclResult function(__VA_ARGS__) { return unsupported(__func__, what); }
 
@@ -33,7 +33,7 @@ REFUSE(HcclCommRegister, kWindows, HcclComm, void*, uint64_t, void**, uint32_t)
 REFUSE(HcclCommDeregister, kWindows, HcclComm, void*)
 REFUSE(HcclCommExchangeMem, kWindows, HcclComm, void*, uint32_t*, uint32_t)
 
-// The wheel's header does not declare these two.
+// Not declared in the wheel's header.
 extern "C" {
 REFUSE(HcclCommSymWinRegister, kWindows, HcclComm, void*, uint64_t, void**, uint32_t)
 REFUSE(HcclCommSymWinDeregister, kWindows, void*)

@@ -1,4 +1,4 @@
-// The shared memory of a communicator: the state of its ranks, and the buffers for data.
+// The shared memory of a communicator: the state of its ranks, and buffers for their data.
 #pragma once
 
 #include <array>
@@ -13,21 +13,21 @@
 
 namespace host_npu::hccl {
 
-// The size of a rank's window on its data for collectives.
+// The size of a rank's window, through which it publishes its data in collectives.
 inline constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
 // The size of a piece of a message.
 inline constexpr std::size_t kPieceBytes = std::size_t{1} << 18;
-// Double buffering of windows and pieces.
+// Windows and pieces are double-buffered.
 inline constexpr std::size_t kBuffers = 2;
 
 inline constexpr std::uint32_t kMostRanks = 1024;
 
-// A condition variable for threads of several processes.
+// A condition variable shared by threads of several processes.
 class Bell {
   public:
     std::uint32_t rings() const { return rings_.load(); }
     void ring();
-    // Returns when the number of rings exceeds `rings`, or after a time-out.
+    // Returns when the number of rings exceeds `rings`, or after the time-out.
     void wait(std::uint32_t rings, std::chrono::milliseconds time);
 
   private:
@@ -51,7 +51,7 @@ struct alignas(64) Header {
     Failure failure;
 };
 
-// Shared memory of a sub-communicator that a rank offers to others.
+// A sub-communicator's shared memory, which a rank offers to others.
 struct Offer {
     enum State : std::uint32_t { kFree, kTaken, kOpen };
     std::atomic<std::uint32_t> state;
@@ -68,9 +68,9 @@ struct alignas(64) Seat {
     Bell bell;
     std::atomic<std::uint32_t> state;
     Process process;
-    // The number of windows that the rank has written, over all collectives.
+    // The number of windows that the rank has written in all collectives.
     alignas(64) std::atomic<std::uint64_t> windows;
-    // The current or last call of the rank, for messages.
+    // The rank's current or last call, for error messages.
     CallHead activity;
     std::array<Offer, kOffers> offers;
 };
@@ -78,7 +78,7 @@ struct alignas(64) Seat {
 // The messages from one rank to another.
 struct alignas(64) Channel {
     struct Side {
-        // The numbers of calls started, and of pieces written or read.
+        // The numbers of calls started and of pieces written or read.
         std::atomic<std::uint64_t> calls;
         std::atomic<std::uint64_t> pieces;
         std::array<CallHead, kBuffers> heads;
@@ -99,7 +99,7 @@ class Board {
     Seat& seat(Rank rank) const;
     Channel& channel(Rank from, Rank to) const;
 
-    // The call of a rank, double-buffered by its number.
+    // The call of a rank, double-buffered by call number.
     void write_call(Rank rank, const Call& call) const;
     Call read_call(Rank rank, std::uint64_t number) const;
 

@@ -41,7 +41,7 @@ std::string arguments(const CallHead& head) {
     return text + ", root=" + peer;
 }
 
-// Whether the arguments that must be the same on every rank are.
+// Whether arguments that must be equal on all ranks are equal.
 bool agree(const CallHead& first, const CallHead& second) {
     return first.function == second.function && first.dtype == second.dtype && first.op == second.op &&
            first.peer == second.peer && first.count == second.count;
@@ -90,7 +90,7 @@ constexpr DataType kDataTypes[] = {
     {HCCL_DATA_TYPE_FP8E8M0, "fp8e8m0", 1},
 };
 
-// Null for a number that is none.
+// Returns null for an unknown type.
 const DataType* find(HcclDataType dtype) {
     const auto* const found = std::ranges::find(kDataTypes, dtype, &DataType::dtype);
     return found == std::end(kDataTypes) ? nullptr : found;

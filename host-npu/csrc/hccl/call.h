@@ -1,4 +1,4 @@
-// The arguments of a call, and whether the calls of several ranks match.
+// The arguments of a call, and the comparison of the calls of several ranks.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class Function : std::uint32_t {
     Send,
     Recv,
     BatchSendRecv,
-    // Operators that compute and communicate at once.
+    // Operators that compute and communicate.
     MatmulAllReduce,
     AllGatherMatmul,
     MatmulReduceScatter,
@@ -41,24 +41,24 @@ enum class Function : std::uint32_t {
 // The published name, for instance "HcclAllReduce".
 const char* name_of(Function function);
 
-// The names used in messages, for instance "fp32" and "sum".
+// The names in error messages, such as "fp32" and "sum".
 std::string name_of(HcclDataType dtype);
 std::string name_of(HcclReduceOp op);
 
 // The size of an element in bytes; 0 for an unknown type.
 std::size_t item_size(HcclDataType dtype);
 
-// The part of a call whose size does not depend on the number of ranks.
+// The fixed-size part of a call.
 struct CallHead {
-    // Counts the collectives of a communicator, or the messages from one rank to another, from 1.
+    // The number of the collective in its communicator, or of the message from one rank to another, from 1.
     std::uint64_t number;
     Function function;
     HcclDataType dtype;
-    // HCCL_REDUCE_RESERVED without a reduction.
+    // HCCL_REDUCE_RESERVED if there is no reduction.
     HcclReduceOp op;
     // The root, the peer of a message, or kNoRank.
     Rank peer;
-    // The argument `count` of its function, or the number of items of a batch.
+    // The argument `count` of the function, or the number of items of a batch.
     std::uint64_t count;
 };
 
@@ -71,11 +71,11 @@ struct Call {
     std::vector<std::uint64_t> receive_counts;
 };
 
-// For instance "AllReduce(count=8, fp32, sum)".
+// Formats a call, for example "AllReduce(count=8, fp32, sum)".
 std::string describe(const CallHead& head);
 std::string describe(const Call& call);
 
-// Describes the mismatch of the calls of all ranks (at least one); nullopt if they match.
+// Describes a mismatch between the calls of all ranks (at least one); nullopt if they match.
 std::optional<std::string> describe_mismatch(const std::vector<Call>& calls);
 
 // The same for a message from rank `from` to rank `to`.

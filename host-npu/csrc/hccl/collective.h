@@ -1,4 +1,4 @@
-// What functions that exchange data between all ranks share: the parts of their buffers, and checks.
+// Parts of buffers and checks, shared by functions that exchange data between all ranks.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ inline Parts same_part(const Communicator& communicator, std::uint64_t count) {
 
 inline Parts no_part(const Communicator& communicator) { return Parts(communicator.size()); }
 
-// Consecutive parts of the same size.
+// Returns consecutive parts of the same size.
 inline Parts equal_parts(const Communicator& communicator, std::uint64_t count) {
     Parts parts;
     for (Rank rank = 0; rank < communicator.size(); ++rank) parts.push_back({rank * count, count});
     return parts;
 }
 
-// Checks the exchange, enqueues it on the stream, and counts it as a call of `function`. Throws a Refusal.
+// Checks the exchange, enqueues it on the stream and counts it as a call of `function`. Throws Refusal.
 void enqueue_collective(const char* function, const std::shared_ptr<Communicator>& communicator, Exchange exchange,
                         void* stream);
 

@@ -14,9 +14,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a rank sleeps before it checks whether the others are alive.
+// The interval at which a sleeping rank checks whether the others are alive.
 constexpr std::chrono::milliseconds kNap{100};
-// The number of polls before sleeping: few, because ranks share the cores of one machine.
+// The number of polls before a rank sleeps: few, because the ranks share the cores of one machine.
 constexpr int kLooks = 200;
 
 void pause() {
@@ -129,7 +129,7 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
     auto& bell = board_.seat(rank_).bell;
     auto since = Clock::now();
     auto looked_at_others = since;
-    // A rank that has ended, and how; it may have completed its part before.
+    // A rank that has ended, and how. It may have completed its part first.
     std::optional<std::pair<Rank, std::string>> gone;
     for (int looks = 0;;) {
         const auto rings = bell.rings();

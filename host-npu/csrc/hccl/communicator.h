@@ -1,4 +1,4 @@
-// One rank's end of a communicator: order of calls, waits, and failures.
+// One rank's end of a communicator: the order of its calls, waits and failures.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace host_npu::hccl {
 // The progress of a step of a transfer.
 enum class Step { kWaits, kMoved, kDone };
 
-// Calls that run one after the other. Thread-safe.
+// A sequence of calls that run one after another. Thread-safe.
 class Lane {
   public:
     std::uint64_t take_number() { return ++issued_; }
@@ -33,7 +33,7 @@ class Lane {
     std::atomic<std::uint64_t> done_{0};
 };
 
-// No value: no limit.
+// Nullopt: no limit.
 using Limit = std::optional<std::chrono::seconds>;
 
 class Communicator {
@@ -56,42 +56,42 @@ class Communicator {
     Lane& sends_to(Rank rank) { return sends_[rank]; }
     Lane& receives_from(Rank rank) { return receives_[rank]; }
 
-    // A wait of this rank; `where` is for messages, for instance "in call 7, AllReduce(...)".
+    // A wait of this rank. `where` is used in messages, for example "in call 7, AllReduce(...)".
     struct Wait {
         std::function<std::string()> where;
         Limit limit;
     };
-    // Waits until `step` has returned kDone once for each of `peers`, which are indices that `rank_of` maps to ranks.
-    // Throws Error if the communicator has failed or ends, or if a rank has died, has left, or times out.
+    // Waits until `step` has returned kDone once for each of `peers`, indices that `rank_of` maps to ranks. Throws
+    // Error if the communicator has failed or fails, or if a rank has died, has left or times out.
     void await(const Wait& wait, std::vector<std::uint32_t> peers, const std::function<Rank(std::uint32_t)>& rank_of,
                const std::function<Step(std::uint32_t)>& step);
 
     void ring(Rank rank) const { board_.seat(rank).bell.ring(); }
     void ring_all() const;
 
-    // Ends the communicator on all ranks, and throws the first failure that did.
+    // Ends the communicator on all ranks, and throws the failure that was recorded first.
     [[noreturn]] void fail(std::int32_t acl_status, HcclResult result, const std::string& text);
     void record_failure(std::int32_t acl_status, HcclResult result, const std::string& text) noexcept;
-    // HCCL_SUCCESS without a failure.
+    // HCCL_SUCCESS if there is no failure.
     HcclResult failure() const;
-    // The message of the failure, in the first call only.
+    // Returns the message of the failure, once.
     std::optional<std::string> untold_failure();
     void throw_if_failed() const;
 
     // Interrupts waits.
     void leave();
 
-    // Publishes the rank's current call, for messages of other ranks.
+    // Publishes the rank's current call for the error messages of other ranks.
     void set_activity(const CallHead& head);
 
-    // The number of windows that all ranks have written before the current collective.
+    // The number of windows that each rank has written before the current collective.
     std::uint64_t windows = 0;
 
   private:
     void throw_if_ended() const;
     // Describes how another rank ended; nullopt if it is alive.
     std::optional<std::string> end_of(Rank rank) const;
-    // Ends a sentence of a message.
+    // Returns the end of an error message.
     std::string last_call_of(Rank rank) const;
     [[noreturn]] void report_missing(const Wait& wait, Rank missing, const std::string& what, HcclResult result);
 
@@ -100,7 +100,7 @@ class Communicator {
     const std::string name_;
     const Limit execution_limit_;
     const int owner_;
-    // Several stream threads may publish the activity.
+    // Several stream threads may publish an activity.
     std::mutex activity_mutex_;
     std::atomic<bool> has_left_{false};
     std::atomic<bool> is_told_{false};

@@ -1,4 +1,4 @@
-// HCCL's names of its status codes.
+// The names of HCCL's status codes.
 #include <iterator>
 
 #include "hccl/api.h"

@@ -20,13 +20,13 @@ struct Slice {
     std::size_t size;
 };
 
-// Returns the bytes that are in window `number`, for windows of `window` bytes.
+// Returns the bytes of window `number`, for windows of `window` bytes.
 Slice slice(std::size_t bytes, std::size_t window, std::uint64_t number) {
     const auto start = std::min<std::uint64_t>(bytes, number * window);
     return {start, std::min(window, bytes - start)};
 }
 
-// The transfer of an exchange's data, for one rank.
+// One rank's transfer of an exchange's data.
 class Transfer {
   public:
     Transfer(Communicator& communicator, const Exchange& exchange)
@@ -63,7 +63,7 @@ class Transfer {
         return {static_cast<std::byte*>(host_alias(start, part.count * size)), part.count * size};
     }
 
-    // The offset in a window of the bytes for a rank.
+    // The offset in a window of the bytes for `rank`.
     std::size_t offset_for(Rank rank) const { return exchange_.same_for_all ? 0 : rank * window_bytes_; }
 
     void show(std::uint64_t window, std::uint64_t number) {
@@ -90,7 +90,7 @@ class Transfer {
             [&](Rank rank) { return board_.seat(rank).windows.load() >= windows ? Step::kDone : Step::kWaits; });
     }
 
-    // Fails unless the calls of all ranks match; returns the number of windows they need.
+    // Fails unless the calls of all ranks match. Returns the number of windows that they need.
     std::uint64_t compare(const Call& call) {
         std::vector<Call> calls;
         std::uint64_t most = 0;

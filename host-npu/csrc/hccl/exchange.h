@@ -1,4 +1,4 @@
-// Collectives. Each is an exchange: every rank publishes its data, and reads its part of the others'.
+// Collectives. Each is an exchange: every rank publishes its data and reads its part of the others' data.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ struct Exchange {
     std::uint64_t count = 0;
     const void* send_buffer = nullptr;
     void* receive_buffer = nullptr;
-    // The part sent to, and received from, each rank. A reduction receives the same part from every rank.
+    // The parts sent to and received from each rank. A reduction receives the same part from every rank.
     std::vector<Part> send;
     std::vector<Part> receive;
-    // Whether all receiving ranks are sent the same data.
+    // Whether a rank sends the same data to all ranks that receive from it.
     bool same_for_all = true;
 
     // The number of distinct bytes that other ranks read from this rank.

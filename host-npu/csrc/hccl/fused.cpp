@@ -24,7 +24,7 @@ std::string names(const std::vector<std::shared_ptr<Communicator>>& all) {
     return text.empty() ? "it has none" : "it has " + text;
 }
 
-// Throws a Refusal unless one rank of this process has the communicator.
+// Returns this process's communicator of that name. Throws Refusal unless exactly one rank of the process has it.
 std::shared_ptr<Communicator> named(const std::string& name) {
     const auto all = of_this_process();
     auto found = all;

@@ -1,4 +1,4 @@
-// Communication of operators that compute and communicate at once, which know a communicator by its name.
+// Communication for operators that compute and communicate, which identify a communicator by name.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace host_npu::hccl {
 
-// A communicator, or why there is none that an operator could use.
+// A communicator, or the reason why an operator cannot use it.
 struct Named {
     Rank rank = 0;
     std::uint32_t ranks = 0;
@@ -20,23 +20,23 @@ struct Named {
 
 HOST_NPU_EXPORT Named find_named(const std::string& name);
 
-// What such an operator sends and receives, in device memory.
+// The communication of such an operator, on device memory.
 struct Fused {
     Function function;
     std::string communicator;
-    // What phase one has found; another communicator may have taken the name since.
+    // The number of ranks in phase one; since then, another communicator may have taken the name.
     std::uint32_t ranks;
     HcclDataType dtype;
-    // How many elements this rank sends to each other rank.
+    // The number of elements that this rank sends to each rank.
     std::uint64_t count;
-    // Where ranks get other elements, how many go to each and come from each.
+    // The numbers of elements sent to and received from each rank, if they differ; otherwise empty.
     std::vector<std::uint64_t> sent, received;
 
-    // Whether every rank receives what each sends; the others sum.
+    // Whether every rank receives the data of all ranks; otherwise the data is summed.
     bool gathers() const { return function != Function::MatmulAllReduce && function != Function::MatmulReduceScatter; }
 };
 
-// Takes the call's number in the communicator and enqueues it on the stream. Returns why it is refused, if it is.
+// Assigns the call's number in the communicator and enqueues it on the stream. Returns the reason if it is refused.
 HOST_NPU_EXPORT std::optional<std::string> communicate(const Fused& fused, void* send_buffer, void* receive_buffer,
                                                        void* stream);
 

@@ -1,4 +1,4 @@
-// The calls of a thread since HcclGroupStart, which run when the group ends.
+// The calls of a thread since HcclGroupStart, which run at the end of the group.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,14 @@
 
 namespace host_npu::hccl {
 
-// Messages that are transferred at the same time.
+// Messages that are transferred concurrently.
 struct Batch {
     std::shared_ptr<Communicator> communicator;
     void* stream;
     std::vector<Message> messages;
 };
 
-// A communicator, other ranks of which this thread may create too.
+// A communicator whose other ranks this thread may also create.
 struct Joined {
     std::shared_ptr<Communicator> communicator;
     HcclRootInfo root_info;
@@ -32,7 +32,7 @@ struct Group {
 // The group of the calling thread.
 Group& group();
 
-// Messages of the same communicator and stream are batched.
+// Adds messages to the batch of the same communicator and stream.
 void add_to_group(Batch batch);
 
 // Enqueues a batch on its stream as a call of `function`.

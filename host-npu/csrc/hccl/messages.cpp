@@ -77,7 +77,7 @@ class Side {
         }
     }
 
-    // Writes or reads the next piece; false if the buffers are full, or empty.
+    // Writes or reads the next piece. Returns false if all buffers are full or empty, respectively.
     bool move() {
         const auto done = own_.pieces.load();
         const auto done_by_other = other_.pieces.load();

@@ -17,7 +17,7 @@ struct Message {
     Rank peer;
 };
 
-// Enqueues messages that are transferred at the same time, as a call of `function`. Returns an ACL status.
+// Enqueues messages for concurrent transfer, as a call of `function`. Returns an ACL status.
 std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Function function,
                      const std::vector<Message>& messages, void* stream);
 

@@ -14,7 +14,7 @@
 namespace host_npu::hccl {
 namespace {
 
-// The number of elements reduced at a time, which fit in the cache.
+// The number of elements reduced at a time, which fit into the cache.
 constexpr std::size_t kBlock = 1024;
 
 template <class Element>

@@ -1,4 +1,4 @@
-// How ranks find each other: by a root info, which identifies the shared memory of a communicator.
+// The rendezvous of ranks by a root info, which identifies the shared memory of a communicator.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@
 namespace host_npu::hccl {
 
 struct Settings {
-    // Derived from the root info if empty.
+    // If empty, the name is derived from the root info.
     std::string name;
     Limit execution_limit;
 };
 
-// HCCL_CONNECT_TIMEOUT and HCCL_EXEC_TIMEOUT, or HCCL's defaults. Both throw Refusal if the value is not a number.
+// The values of HCCL_CONNECT_TIMEOUT and HCCL_EXEC_TIMEOUT, or HCCL's defaults. Both throw Refusal for an invalid
+// value.
 std::chrono::seconds connect_limit();
 Limit execution_limit();
 

@@ -36,7 +36,7 @@ File make_shared_file(std::size_t bytes) {
 
 File open_file_of(std::int32_t process, int descriptor) {
     const auto path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(descriptor);
-    // The descriptor may have been reused for another file.
+    // The descriptor may belong to another file by now.
     std::array<char, 64> target{};
     if (readlink(path.c_str(), target.data(), target.size() - 1) < 0) return File();
     if (!std::string_view(target.data()).starts_with(std::string("/memfd:") + kName)) return File();
@@ -56,7 +56,7 @@ Mapping::Mapping(const File& file, std::size_t bytes) : start_(nullptr), bytes_(
 }
 
 Mapping::~Mapping() {
-    // In a forked child, the addresses may be used for something else.
+    // In a forked child, the addresses may be in use for something else.
     if (start_ != nullptr && process_ == getpid()) munmap(start_, bytes_);
 }
 

@@ -1,4 +1,4 @@
-// Anonymous shared memory, which is freed with the last process that maps it.
+// Anonymous shared memory, which is freed when the last process unmaps it.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class File {
     int descriptor_;
 };
 
-// Throws Error if the system cannot create one.
+// Creates a shared file. Throws Error if the system cannot.
 File make_shared_file(std::size_t bytes);
 
 // Opens a file of another process; returns an invalid File if the process or its file is gone.

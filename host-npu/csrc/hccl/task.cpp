@@ -19,7 +19,7 @@ class Task {
         if (!has_run_) fail("its stream had failed before, or was destroyed", ACL_ERROR_RT_STREAM_NOT_COMPLETE);
     }
 
-    // Makes the destruction of a task that could not be enqueued no failure; the caller gets the status.
+    // Suppresses the failure on destruction, for a task that could not be enqueued: the caller gets the status.
     void dismiss() { has_run_ = true; }
 
     void run() {

@@ -1,2 +1,1 @@
-// libhcomm: torch_npu looks for HcclGroupStart and HcclGroupEnd here, and finds those of libhccl, with which it is
-// linked.
+// libhcomm, where torch_npu looks up HcclGroupStart and HcclGroupEnd. It links against libhccl, which defines them.
