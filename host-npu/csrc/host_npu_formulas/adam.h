@@ -1,4 +1,4 @@
-// A step of Adam, for the ways to call it.
+// A step of Adam, shared by the operators that compute it.
 #pragma once
 
 #include "host_npu_formulas/formula.h"
@@ -9,13 +9,14 @@ struct AdamStep {
     Tensor var, m, v;
 };
 
-// The parameter as it was, and the moments of its gradient with this one.
+// Returns the unchanged parameter and the moments after this gradient.
 template <class Number>
 AdamStep moments(const AdamStep& before, const Tensor& grad, const Number& beta1, const Number& beta2) {
     return {before.var, before.m * beta1 + grad * (1 - beta1), before.v * beta2 + grad * grad * (1 - beta2)};
 }
 
-// A step of AdamW; `largest`, if it is defined, has the largest second moment so far. The corrections are 1 - beta^t.
+// Returns a step of AdamW. `largest`, if defined, is the running maximum of the second moment. The corrections are 1 -
+// beta^t.
 template <class Number>
 AdamStep adam_w_step(const AdamStep& before, const Tensor& grad, const Tensor& largest, const Number& lr,
                      const Number& beta1, const Number& beta2, const Number& weight_decay, const Number& epsilon,

@@ -1,8 +1,7 @@
-// Products of the tokens of experts that are divided among ranks, after or before the tokens go to another rank.
+// Products of tokens with experts that are distributed over ranks, after or before an all-to-all of the tokens.
 //
-// A rank counts the tokens for the experts of each other rank, and those that come from each rank for its own: the
-// counts of a rank's experts one after the other, in the order of the ranks. So lie the tokens that are sent, and those
-// that come; those that a rank multiplies are grouped by its experts.
+// The counts of a rank list, rank by rank, the tokens for each expert of that rank (sent) or from that rank for each of
+// its own experts (received). Tokens are exchanged in this order, and grouped by expert for the products.
 #include <numeric>
 
 #include "ascendcl/device.h"
@@ -29,7 +28,7 @@ struct ExpertProduct {
     std::int64_t experts() const { return weight.size(0); }
 };
 
-// The sums of as many parts of the same number of counts.
+// Returns the sum of each of `parts` equal parts.
 Counts sums(const Counts& counts, std::int64_t parts) {
     Counts found;
     const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
@@ -39,7 +38,7 @@ Counts sums(const Counts& counts, std::int64_t parts) {
     return found;
 }
 
-// What lies row by row, in as many rows, column by column.
+// Transposes a matrix of blocks with `rows` rows, stored row by row.
 template <class Block>
 std::vector<Block> transposed(const std::vector<Block>& blocks, std::int64_t rows) {
     const auto columns = blocks.size() / static_cast<std::size_t>(rows);
@@ -88,7 +87,7 @@ Tensor times_matrix(const Tensor& rows, const Tensor& matrix, bool is_transposed
     return at::matmul(widened(rows), is_transposed ? wide.t() : wide);
 }
 
-// The tokens of each expert by its matrix.
+// The product of each expert's tokens with its matrix.
 Tensor expert_products(const Tensor& tokens, const Counts& counts, const ExpertProduct& call) {
     const auto parts = tokens.split_with_sizes(sums(transposed(counts, call.ranks), call.experts()));
     std::vector<Tensor> all;

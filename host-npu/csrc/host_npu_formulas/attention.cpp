@@ -1,4 +1,4 @@
-// What the arguments of attention say of its inputs and scores.
+// Attention: the checks, shapes and layouts that follow from its arguments.
 #include "host_npu_formulas/attention.h"
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace host_npu {
 namespace {
 
-// The number of equal columns that CANN gives each softmax statistic.
+// CANN repeats each softmax statistic in this number of equal columns.
 constexpr std::int64_t kColumns = 8;
-// The rows that pse has when CANN computes the others from them.
+// The number of rows of a compressed pse, from which CANN computes the others.
 constexpr std::int64_t kCompressed = 1024;
 
 void require_computed(const Setting& at) {
@@ -38,7 +38,7 @@ std::int64_t key_heads(const Tensor& query, const Tensor& key, const Setting& at
     return joins_heads(at) ? key.size(-1) * at.heads / query.size(-1) : key.size(at.layout == "BSND" ? 2 : 1);
 }
 
-// What the layout says of the shapes: those of keys and values differ in the size of a head only.
+// The expected shapes in the layout. Keys and values may differ in the head size only.
 std::vector<Shaped> shaped(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at) {
     return {{"query", query.sizes(), shape_in(at.layout, "1", "D", "H1")},
             {"key", key.sizes(), shape_in(at.layout, "2", "D", "H2")},
@@ -69,7 +69,7 @@ void require_inputs(const Tensor& query, const Tensor& key, const Tensor& value,
     TORCH_CHECK(keys > 0, "the host NPU computes attention of at least one key, but key has shape ", key.sizes());
 }
 
-// Those of the gradient besides: results and their statistics are of all queries.
+// Also checks the gradient's inputs: results and softmax statistics have all queries.
 void require_results(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                      const OptionalTensor& result, const Tensor& max, const Tensor& sum, const Setting& at) {
     auto all = shaped(query, key, value, at);
@@ -84,7 +84,7 @@ void require_results(const Tensor& query, const Tensor& key, const Tensor& value
     require_shapes(all);
 }
 
-// `first` is the number of weights before these.
+// `first` is the index of the first weight.
 OptionalTensor dropout(const Tensor& query, const Tensor& key, const Setting& at, std::int64_t first) {
     if (!at.drop_mask) return std::nullopt;
     const std::array sizes{query.size(0), at.heads, query.size(2), key.size(2)};
@@ -105,11 +105,11 @@ Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const
     return {q, repeated(k, at.heads), repeated(v, at.heads), heads_of_keys, dropout(q, k, at, first)};
 }
 
-// Views x with the number of dimensions that the scores have.
+// Views x with as many dimensions as the scores.
 Tensor of_scores(const Tensor& x, const Inputs& in, std::string_view name) {
     const std::array sizes{in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
     const bool is_pse = name == "pse";
-    // The first of three dimensions could be that of batches as well as that of heads.
+    // With three dimensions, the first would be ambiguous: batches or heads.
     TORCH_CHECK(x.dim() == 4 || (x.dim() == 2 && !is_pse), name, " has shape ", x.sizes(), "; CANN takes ",
                 is_pse ? "4 dimensions" : "2 or 4 dimensions");
     TORCH_CHECK(x.dim() != 4 || x.size(2) != kCompressed || in.query.size(2) <= kCompressed || !is_pse,
@@ -139,7 +139,7 @@ Gradients gradients(const Inputs& in, const Tensor& dy, const OptionalTensor& re
     return found;
 }
 
-// The sequences of a packed batch, which end at `ends`.
+// Splits a packed batch into its sequences, which end at `ends`.
 std::vector<Tensor> sequences(const Tensor& x, const Ints& ends) {
     std::vector<Tensor> found;
     std::int64_t begin = 0;
@@ -150,7 +150,7 @@ std::vector<Tensor> sequences(const Tensor& x, const Ints& ends) {
     return found;
 }
 
-// Zeros at the end stand for sequences that are left out, and tokens that belong to none may follow.
+// Trailing zeros in `ends` mark omitted sequences, whose tokens may remain at the end of x.
 void require_ends_of_present(const char* name, const Ints& ends, const Ints& present, const char* of, const Tensor& x) {
     const bool are_all = ends.size() == present.size();
     TORCH_CHECK(!present.empty() && present.front() >= 0 && std::is_sorted(present.begin(), present.end()) &&
@@ -170,7 +170,7 @@ void require_packed(const Tensor& query, const Tensor& key, const OptionalTensor
                 " without zeros at the end; CANN takes the same number of sequences");
 }
 
-// The tensors of the sequences, and rows of `value` for the tokens behind them, as many as `like` has.
+// Concatenates the sequences and pads with rows of `value` to the length of `like`.
 Tensor of_all_tokens(const std::vector<Tensor>& of_sequences, const Tensor& like, double value = 0) {
     const auto joined = at::cat(of_sequences);
     Ints padding(static_cast<std::size_t>(2 * joined.dim()), 0);
@@ -178,7 +178,7 @@ Tensor of_all_tokens(const std::vector<Tensor>& of_sequences, const Tensor& like
     return at::constant_pad_nd(joined, padding, value);
 }
 
-// The statistics of a sequence, [1, heads, sequence, 1], as [sequence, heads, 1], and back.
+// Converts the statistics of a sequence from [1, heads, sequence, 1] to [sequence, heads, 1], and back.
 Tensor packed_statistics(const Tensor& x, const Setting& at) {
     return at.softmax_layout.empty() ? x.reshape({x.size(2), x.size(1), 1}) : in_layout(x, at.layout);
 }
@@ -186,8 +186,8 @@ Tensor statistics_by_head(const Tensor& x, const Setting& at) {
     return at.softmax_layout.empty() ? x.reshape({1, x.size(1), x.size(0), 1}) : by_head(x, at.layout, at.heads);
 }
 
-// What a call means: without a mask, the sparse mode has no effect (GetSparseInfo in CANN's
-// flash_attention_score_tiling_general.cpp), and sequences that are left out have none.
+// The settings that take effect: without a mask the sparse mode is ignored (GetSparseInfo in CANN's
+// flash_attention_score_tiling_general.cpp), and omitted sequences are removed.
 Setting in_effect(const Setting& given, const OptionalIntegerTensor& mask) {
     auto at = given;
     TORCH_CHECK(at.mode >= 0 && at.mode <= 8, "sparseMode is ", at.mode, "; CANN takes 0 to 8");

@@ -1,4 +1,4 @@
-// Attention: what the versions of FlashAttentionScore have in common.
+// Attention: code shared by the versions of FlashAttentionScore.
 #pragma once
 
 #include "host_npu_formulas/attention_blocks.h"
@@ -8,7 +8,7 @@ namespace host_npu {
 
 using Ints = std::vector<std::int64_t>;
 
-// What all versions have in common.
+// The arguments shared by all versions.
 struct Setting {
     double scale;
     std::int64_t before;
@@ -20,47 +20,48 @@ struct Setting {
     Ints ends_of_queries = {};
     Ints ends_of_keys = {};
     double keep_prob = 1;
-    // The bits of what dropout keeps of the weights, one sequence after the other.
+    // The bits of the dropout mask, sequence by sequence; 1 keeps a weight.
     OptionalIntegerTensor drop_mask = std::nullopt;
     // For the sparse modes 5 and 6: the number of leading keys of each batch that every query attends to.
     Ints prefix = {};
-    // A score of each head that takes part in the softmax and attends to nothing.
+    // A score per head that takes part in the softmax but has no value.
     OptionalTensor sink = std::nullopt;
-    // In the layout TND, each sequence has its statistics by head, unless they are in the layout of the input.
+    // If empty, the statistics of the layout TND are ordered by head within each sequence; otherwise they are in the
+    // layout of the input.
     std::string softmax_layout = {};
 
     bool packed() const { return layout == "TND"; }
 };
 
-// The shape of a tensor in a layout, for require_shapes: `number` tells heads and tokens of queries and keys apart,
-// `size` is that of a head, `joined` that of all heads.
+// Returns the shape of a tensor in a layout, for require_shapes. `number` distinguishes queries from keys, `size` is
+// the head size, and `joined` the size of all heads.
 std::string shape_in(const std::string& layout, const char* number, const std::string& size, const std::string& joined);
 
-// Throws unless `ends` are those of the sequences of x, the argument `of`.
+// Throws unless `ends` are valid ends of the sequences of x, the argument `of`.
 void require_ends(const char* name, const Ints& ends, const char* of, const Tensor& x);
 
-// The ends without the zeros behind them, which stand for sequences that are left out.
+// Removes trailing zeros from the ends, which mark omitted sequences.
 Ints present(const Ints& ends);
 
 // Converts x to [batch, heads, sequence, size], and back.
 Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads);
 Tensor in_layout(const Tensor& x, const std::string& layout);
-// Repeats each head of keys or values for its group of the query's heads.
+// Repeats each head of keys or values for the query heads that share it.
 Tensor repeated(const Tensor& x, std::int64_t heads);
 
-// Queries, keys and values of one batch or one sequence, by head.
+// The queries, keys and values of one batch or sequence, by head.
 struct Inputs {
     Tensor query;
     Tensor key;
     Tensor value;
     std::int64_t heads_of_keys;
-    // What each weight is multiplied with, if there is dropout.
+    // The factor of each weight, if there is dropout.
     OptionalTensor dropout;
 };
 
 Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at);
 
-// `max` and `sum` take the statistics of the softmax.
+// Stores the statistics of the softmax in `max` and `sum`.
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
             const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out);
 

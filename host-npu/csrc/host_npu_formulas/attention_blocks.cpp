@@ -11,24 +11,24 @@
 namespace host_npu {
 namespace {
 
-// A query that attends to nothing has the result 0.
+// The smallest sum of weights; makes the result 0 for a query that attends to nothing.
 constexpr double kLeast = std::numeric_limits<float>::min();
 
-// The part of the weights that other keys may have.
+// The fraction of the weights that may belong to other keys.
 constexpr double kAlmostNone = 1e-5;
 
-// The scores of a block, of which the gradient has two, fit into a core's cache.
+// The number of scores of a block, which fit into a core's cache twice, as the gradient needs.
 constexpr std::int64_t kScores = 1 << 16;
 constexpr std::int64_t kRows = 64;
 
-// Some batches, heads and queries, with the first of the keys.
+// A block of batches, heads and queries, and its number of keys, from the first.
 struct Block {
     std::int64_t batch, batches, head, heads, row, rows, keys;
 
     Tensor of_queries(const Tensor& x) const { return of_heads(x).narrow(2, row, rows); }
     Tensor of_keys(const Tensor& x) const { return of_heads(x).narrow(2, 0, keys); }
 
-    // The block of a tensor that is broadcast to the scores.
+    // The block of a tensor that broadcasts to the scores.
     Tensor of(const Tensor& x) const {
         const auto some = [&](const Tensor& all, std::int64_t dim, std::int64_t first, std::int64_t count) {
             return all.size(dim) == 1 ? all : all.narrow(dim, first, count);
@@ -40,17 +40,17 @@ struct Block {
     Tensor of_heads(const Tensor& x) const { return x.narrow(0, batch, batches).narrow(1, head, heads); }
 };
 
-// How many of `available` parts, of `size` scores each, fit into a block; at least one.
+// Returns how many of `available` parts, of `size` scores each, fit into a block; at least one.
 std::int64_t fitting(std::int64_t size, std::int64_t available) {
     return std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(size, 1), 1, std::max<std::int64_t>(available, 1));
 }
 
-// Several threads share the batches and heads, unless `in_turn`. A thread computes its blocks alone: PyTorch's
-// functions would divide every one of their small tensors among the threads, and wait for them.
+// Distributes batches and heads over threads, unless `in_turn`. Within a block, each thread works alone: PyTorch's
+// functions would distribute every small tensor over the threads and wait for them.
 template <class Body>
 void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, bool in_turn, const Body& body) {
     const auto batches = query.size(0), heads = query.size(1), rows = query.size(2), keys = key.size(2);
-    // Shapes need no blocks.
+    // Meta tensors need no blocks.
     if (query.is_meta()) {
         body(Block{0, batches, 0, heads, 0, rows, keys});
         return;
@@ -81,8 +81,8 @@ void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, b
     }
 }
 
-// Scores with minus infinity for those that are left out, whatever they are. By bits this takes a fraction of
-// masked_fill_'s time.
+// Sets masked scores to minus infinity, whatever their values. The bitwise operations take a fraction of masked_fill_'s
+// time.
 class LeftOut {
   public:
     explicit LeftOut(const OptionalTensor& left_out) {
@@ -109,19 +109,19 @@ Tensor scores_of(const Block& block, const Tensor& query, const Tensor& key, con
     return products;
 }
 
-// Of each row, also of a sequence without keys.
+// The maximum of each row, also for a sequence without keys.
 Tensor largest_of(const Tensor& scores) {
     if (scores.size(3) > 0) return scores.amax({-1}, true).clamp_min_(kLowest);
     return at::full({scores.size(0), scores.size(1), scores.size(2), 1}, kLowest, scores.options());
 }
 
-// The weights in the place of the scores, before they are divided by their sum. PyTorch's exp2 is faster than its exp,
-// and not slower for minus infinity.
+// Replaces the scores by the weights before normalization. PyTorch's exp2 is faster than its exp, and not slower for
+// minus infinity.
 Tensor weights_of(const Tensor& scores, const Tensor& max) {
     return scores.sub_(max).mul_(std::numbers::log2e).exp2_();
 }
 
-// Views the sinks of the block's heads so that they broadcast to its scores.
+// Views the sinks of the block's heads so that they broadcast to the scores.
 Tensor sinks_of(const Tensor& sink, const Block& block) {
     return sink.narrow(0, block.head, block.heads).view({1, -1, 1, 1});
 }
@@ -130,7 +130,7 @@ Tensor like_rows(const Tensor& x, std::int64_t size) {
     return at::empty({x.size(0), x.size(1), x.size(2), size}, x.options());
 }
 
-// The sum that a tensor of scores gets, which may be the same for all in some dimensions.
+// Adds the gradient of a block, summed over the dimensions in which `grad` broadcasts.
 void add_to(const Tensor& grad, const Block& block, const Tensor& of_block) {
     const auto own = block.of(grad);
     own.add_(of_block.sum_to_size(own.sizes()));
@@ -161,21 +161,21 @@ Gradients gradients_in_blocks(const Tensor& query, const Tensor& key, const Tens
                               const Scores& scores) {
     const auto q = (query * scores.scale).contiguous(), k = key.contiguous(), v = value.contiguous();
     const auto divisor = sum.masked_fill(sum.eq(0), 1);
-    // With that the weights need not be divided by their sum.
+    // With this factor, the weights need not be normalized.
     const auto d = (dy / divisor).contiguous();
     const auto means = result ? (d * *result).sum({-1}, true) : Tensor();
     Gradients all{like_rows(q, q.size(-1)), at::zeros_like(k), at::zeros_like(v), Tensor(), Tensor()};
     if (scores.summand) all.summand = at::zeros_like(*scores.summand);
     if (scores.sink) all.sink = at::zeros_like(*scores.sink);
     const LeftOut left_out(scores.left_out);
-    // Blocks of other batches and heads add to the same gradient of a summand or sink.
+    // Blocks of different batches and heads add to the same gradient of the summand or sink.
     for_each_block(q, k, scores.last, scores.summand || scores.sink, [&](const Block& block) {
         const auto weights = weights_of(scores_of(block, q, k, scores, left_out), block.of_queries(max));
         auto ds = block.of_queries(d).matmul(block.of_keys(v).transpose(-1, -2));
         if (scores.dropout) ds.mul_(block.of(*scores.dropout));
         auto mean = (ds * weights).sum({-1}, true).div_(block.of_queries(divisor));
         if (result) {
-            // Exact if these keys are all, where a result of 16 bits is rounded.
+            // If these keys are all keys, use the exact mean: a 16-bit result is rounded.
             const auto have_all = (weights.sum({-1}, true) / block.of_queries(divisor) - 1).abs_().lt(kAlmostNone);
             mean = at::where(have_all, mean, block.of_queries(means));
         }
@@ -186,7 +186,7 @@ Gradients gradients_in_blocks(const Tensor& query, const Tensor& key, const Tens
         block.of_keys(all.value).add_(weights.transpose(-1, -2).matmul(block.of_queries(d)));
         if (scores.summand) add_to(all.summand, block, ds);
         if (scores.sink) {
-            // Its own value is 0, so that the mean is all of its derivative.
+            // The sink has no value, so only the mean contributes to its derivative.
             const auto of_rows = at::exp(sinks_of(*scores.sink, block) - block.of_queries(max)) * mean;
             all.sink.narrow(0, block.head, block.heads).sub_(of_rows.sum(at::IntArrayRef({0, 2, 3})));
         }

@@ -1,5 +1,5 @@
-// Attention and its gradient, a block of scores at a time: what a kernel's cache holds is used before it is evicted,
-// and keys that no query of a block attends to are not multiplied.
+// Attention and its gradient in blocks of scores, which are used while they are in the cache. Keys that no query of a
+// block attends to are skipped.
 #pragma once
 
 #include <limits>
@@ -8,25 +8,25 @@
 
 namespace host_npu {
 
-// The largest score of a query that attends to nothing.
+// The maximum score of a query that attends to nothing.
 inline constexpr double kLowest = std::numeric_limits<float>::lowest();
 
-// What becomes of the products of queries and keys. A tensor of scores has four dimensions, and 1 where it is the same
-// for all.
+// The transformation of the products of queries and keys. Tensors of scores have four dimensions, of size 1 where they
+// broadcast.
 struct Scores {
     double scale;
-    // Added after the scale.
+    // Added to the scaled products.
     OptionalTensor summand = std::nullopt;
-    // Which are left out, and the largest difference of a key's number and its query's that is not left out for sure.
+    // The mask (1: masked), and the largest key index minus query index of a score that may be unmasked.
     OptionalTensor left_out = std::nullopt;
     std::int64_t last;
-    // What each weight is multiplied with.
+    // The factor of each weight.
     OptionalTensor dropout = std::nullopt;
-    // A score of each head that takes part in the softmax and attends to nothing.
+    // A score per head that takes part in the softmax but has no value.
     OptionalTensor sink = std::nullopt;
 };
 
-// The statistics are those of each row of scores.
+// The result, and the softmax statistics of each row of scores.
 struct Forward {
     Tensor result, max, sum;
 };
@@ -35,8 +35,8 @@ struct Gradients {
     Tensor query, key, value, summand, sink;
 };
 
-// Attention of tensors [batch, heads, sequence, size]. `result`, `max` and `sum` are those of the attention to all
-// keys, of which `key` may be a part, as in ring attention. Without `result`, these keys are all.
+// Attention over tensors [batch, heads, sequence, size]. `result`, `max` and `sum` are those over all keys, of which
+// `key` may be a part, as in ring attention. Without `result`, `key` must have all keys.
 Forward attend_in_blocks(const Tensor& query, const Tensor& key, const Tensor& value, const Scores& scores);
 Gradients gradients_in_blocks(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                               const OptionalTensor& result, const Tensor& max, const Tensor& sum, const Scores& scores);

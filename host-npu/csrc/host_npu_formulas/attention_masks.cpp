@@ -1,4 +1,4 @@
-// Which scores the mask and the sparse mode of attention leave out.
+// The scores that the mask and the sparse mode of attention mask out.
 #include "host_npu_formulas/attention_masks.h"
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 namespace host_npu {
 namespace {
 
-// The rows and columns of the triangle that the modes 2 to 4 take as a mask.
+// The size of the triangular mask of the sparse modes 2 to 4.
 constexpr std::int64_t kTriangle = 2048;
 
-// A mask of the modes 2 to 4 is a triangle of 2048 rows, whatever the lengths: its first and its last row tell.
+// Checks the mask of the modes 2 to 4, a triangle of 2048 rows for any lengths, by its first and last row.
 void require_triangle(const Tensor& mask) {
     TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) == kTriangle && mask.size(-2) == kTriangle,
                 "attenMask of the sparse modes 2 to 4 has shape ", mask.sizes(), " instead of ends of 2048 x 2048");
@@ -23,7 +23,7 @@ void require_triangle(const Tensor& mask) {
                 "attenMask of the sparse modes 2 to 4 is not the upper triangle without the diagonal");
 }
 
-// Where `distance` of key and query, from the first ones or the last ones, is outside of the band.
+// The scores outside the band of key index minus query index, aligned at the first or the last tokens.
 Tensor outside(const Inputs& in, std::int64_t before, std::int64_t after, bool from_the_last) {
     const auto options = in.query.options().dtype(at::kLong);
     const auto queries = in.query.size(2), keys = in.key.size(2);
@@ -32,7 +32,7 @@ Tensor outside(const Inputs& in, std::int64_t before, std::int64_t after, bool f
     return distance.lt(-before).logical_or(distance.gt(after));
 }
 
-// Causal from the last query and key, but for the first keys of each batch.
+// A causal mask aligned at the last tokens, with each batch's prefix unmasked.
 Tensor outside_of_prefix(const Inputs& in, const Ints& prefix) {
     const auto batches = in.query.size(0), keys = in.key.size(2);
     TORCH_CHECK(static_cast<std::int64_t>(prefix.size()) == batches, "prefix has ", prefix.size(),
@@ -47,7 +47,7 @@ Tensor outside_of_prefix(const Inputs& in, const Ints& prefix) {
     return masks;
 }
 
-// The mask of mode 6 is the triangle above a block whose left half is attended to.
+// Checks the mask of mode 6: a triangle above a block whose left half is unmasked.
 void require_prefix_mask(const Tensor& mask) {
     constexpr std::int64_t rows = 3072;
     TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) == kTriangle && mask.size(-2) == rows,
@@ -59,7 +59,7 @@ void require_prefix_mask(const Tensor& mask) {
                 "attenMask of the sparse mode 6 does not end in rows of which the right half is left out");
 }
 
-// Mode 5 gives the whole mask, mode 6 a picture of it.
+// Mode 5 passes the actual mask, mode 6 a fixed pattern.
 Tensor left_out_by_prefix(const Inputs& in, const Tensor& mask, const Setting& at) {
     const auto masks = outside_of_prefix(in, at.prefix);
     if (at.mode == 6) {

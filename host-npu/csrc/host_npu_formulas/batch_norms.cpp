@@ -1,10 +1,10 @@
-// Batch norm in parts, between which ranks exchange statistics. Channels are the second dimension.
+// Batch norm in steps, between which ranks exchange statistics. Channels are dimension 1.
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
 namespace {
 
-// [channels, everything else].
+// Views x as [channels, other elements].
 Tensor per_channel(const Tensor& x) {
     TORCH_CHECK(x.dim() >= 2, "shape ", x.sizes(), " has no channels");
     return x.transpose(0, 1).flatten(1);
@@ -31,7 +31,7 @@ void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& 
     if (bias) y = y + beside(*bias, x);
     out = y;
 }
-// CANN's document wants the dtype of the input in all of them, its code does not: under autocast, they are float32.
+// CANN's document requires the input's dtype for all of them; its code does not: under autocast they are float32.
 const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm{
     {"input", kFloats, "N C ...x"}, {"weight", kFloats, "C"}, {"bias", kFloats, "C"},
     {"mean", kFloats, "C"},         {"invstd", kFloats, "C"}, {"output", as("input"), "N C ...x"},
@@ -42,7 +42,7 @@ struct Running {
     OptionalOut variance;
     double momentum;
 
-    // The running variance is that of a sample.
+    // The running variance is the unbiased one.
     void take(const Tensor& batch_mean, const Tensor& batch_variance, const Tensor& count) const {
         if (mean) *mean = mean->rounded() * (1 - momentum) + batch_mean * momentum;
         const auto unbiased = batch_variance * (count / (count - 1));
@@ -50,7 +50,7 @@ struct Running {
     }
 };
 
-// Each rank's rows are `means` and `invstds` of so many elements.
+// Combines each rank's `means` and `invstds`, weighted by `counts`.
 void gather_stats(const Tensor&, const Tensor& means, const Tensor& invstds, const OptionalOut& running_mean,
                   const OptionalOut& running_variance, double momentum, double epsilon, const Tensor& counts,
                   const Out& mean, const Out& invstd) {
@@ -68,7 +68,7 @@ const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stat
     {"runningVar", kFloats, "C"},  {"counts", kFloats, "R"}, {"meanAll", kFloats, "C"},  {"invstdAll", kFloats, "C"},
 };
 
-// Each rank's rows are sums and sums of squares.
+// Combines each rank's sums and sums of squares.
 void gather_sums(const Tensor& sums, const Tensor& squares, const AnyTensor& counts, const Out& running_mean,
                  const Out& running_variance, float momentum, float epsilon, const Out& mean, const Out& invstd) {
     const auto count = counts.to(at::kDouble).sum().to(at::kFloat);

@@ -1,4 +1,4 @@
-// Writes into a tensor: caches of keys and values, rows by their index, and ones.
+// In-place writes: to key-value caches, to indexed rows, and of ones.
 #include <vector>
 
 #include "ascendcl/device.h"
@@ -10,14 +10,14 @@ namespace {
 
 using Places = c10::List<std::optional<Tensor>>;
 
-// PyTorch would count a negative index from the end. Phase one has no values to look at.
+// Refuses negative indices, which PyTorch would count from the end. Phase one has no values to check.
 Tensor from_the_start(const Tensor& indices) {
     TORCH_CHECK(indices.is_meta() || indices.numel() == 0 || indices.min().item<std::int64_t>() >= 0,
                 "the host NPU takes no negative index");
     return indices.to(at::kLong);
 }
 
-// `updates` of each row go to the places of a dimension that follow that row's index.
+// Writes `updates` of each row at consecutive positions of a dimension, starting at that row's index.
 void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates, std::int64_t axis) {
     const auto& memory = data.in_place();
     const auto dim = c10::maybe_wrap_dim(axis, memory.dim());
@@ -39,7 +39,7 @@ void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTens
 }
 const Formula<"aclnnInplaceScatterUpdate", scatter_update> scatter_update_at_rows;
 
-// Like scatter_update, of updates that are divided by the scales of their columns.
+// Like scatter_update, with updates divided by the scales of their columns.
 void quant_scatter(const Out& data, const IntegerTensor& indices, const Tensor& updates, const Tensor& scale,
                    const OptionalAnyTensor& zero_points, std::int64_t axis, std::int64_t quant_axis,
                    std::int64_t reduction) {
@@ -65,7 +65,7 @@ const Formula<"aclnnInplaceQuantScatter", quant_scatter> quant_scatter_at_rows{
                 {"quantZeroPoints", {ACL_BF16, ACL_INT32}}},
     kQuantScatter};
 
-// The last dimension of `indices` is one place of the first dimensions of `data`.
+// The last dimension of `indices` indexes the first dimensions of `data`.
 void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates) {
     const auto& memory = data.in_place();
     const auto dtype = memory.scalar_type();
@@ -89,7 +89,7 @@ const Formula<"aclnnScatterNdUpdate", scatter_nd_update> scatter_nd{
     {"updates", as("varRef")},
 };
 
-// Like scatter_update, with one tensor per row. Rows whose `mask` is 0 do not change.
+// Like scatter_update, with one tensor per row. Rows with a `mask` of 0 are unchanged.
 void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, const AnyTensor& updates,
                   const OptionalIntegerTensor& mask, const std::string& reduce, std::int64_t axis) {
     TORCH_CHECK(reduce == "update", "the host NPU has the reduction update only, not ", reduce);
@@ -112,7 +112,7 @@ void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, co
 }
 const Formula<"aclnnScatterList", scatter_list> scatter_of_list;
 
-// A token goes to its slot of the blocks; a negative slot is none, as serving pads with -1.
+// Writes each token to its slot in the blocks. Negative slots, as serving pads with -1, are skipped.
 void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor& slots, bool fractal) {
     if (slots.is_meta()) return;
     auto blocks = cache.in_place();
@@ -125,7 +125,7 @@ void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor&
                       tokens.reshape({-1, blocks.size(2), blocks.size(3)}).index({is_kept}));
 }
 
-// The shape of a cache in PA_NZ, whose heads are in fragments of 32 bytes.
+// Returns the shape of a cache in PA_NZ, whose heads are split into fragments of 32 bytes.
 std::string fragments_of(const char* name, const AnyTensor& tokens) {
     const auto fragment = 32 / static_cast<std::int64_t>(tokens.element_size()), heads = tokens.size(1),
                size = tokens.size(2);
@@ -146,7 +146,7 @@ void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const Integ
                 scatter_mode);
     TORCH_CHECK(value.scalar_type() != at::kChar || key.scalar_type() == at::kChar, "key has dtype ",
                 name_of(key.scalar_type()), "; CANN takes int8 with a value of int8");
-    // Blocks, tokens of a block, heads and sizes of keys and values; in PA_NZ fragments of a head's elements.
+    // [blocks, tokens of a block, heads, size]; in PA_NZ, heads are in fragments.
     std::vector<Shaped> all{{"key", key.sizes(), "T N K"}, {"value", value.sizes(), "T N V"}};
     if (cache_mode == "PA_NZ") {
         all.push_back({"keyCacheRef", key_cache.sizes(), fragments_of("key", key)});
@@ -179,7 +179,7 @@ void scatter_pa_cache(const AnyTensor& key, const Out& cache, const IntegerTenso
 }
 const Formula<"aclnnScatterPaCache", scatter_pa_cache> scatter_of_keys;
 
-// The tokens of each sequence, from its blocks, one sequence after the other. An offset is that of its block.
+// Gathers the tokens of each sequence from its blocks, sequence by sequence. An offset is rounded down to its block.
 void gather_blocks(const AnyTensor& cache, const IntegerTensor& tables, const std::vector<std::int64_t>& lengths,
                    const std::vector<std::int64_t>& offsets, const Out& tokens) {
     const auto& memory = tokens.in_place();

@@ -1,4 +1,4 @@
-// Products of matrices with a collective before or behind them.
+// Matrix products with a collective before or after them.
 #include "host_npu_formulas/communicating.h"
 
 namespace host_npu {
@@ -17,7 +17,7 @@ void require_sum(const std::string& reduce_op) {
     TORCH_CHECK(reduce_op == kSum, "reduceOp is \"", reduce_op, "\"; it can be \"sum\" only");
 }
 
-// All of them give the same numbers.
+// All modes compute the same result.
 void require_mode(const std::string& comm_mode) {
     TORCH_CHECK(
         comm_mode.empty() || comm_mode == "aicpu" || comm_mode == "ai_cpu" || comm_mode == "aiv" || comm_mode == "ccu",
@@ -39,7 +39,7 @@ Tensor biased_product(const Tensor& x1, const Tensor& x2, const OptionalAnyTenso
     return bias ? y + widened(*bias) : y;
 }
 
-// The arguments of all versions of a product with a collective.
+// The arguments of all versions.
 struct Product {
     AnyTensor x1, x2;
     OptionalAnyTensor bias, x3;
@@ -54,7 +54,7 @@ struct Product {
     Without<"amaxOut"> maximum;
 };
 
-// What is told of the settings that there are.
+// Checks the settings that a version has.
 void require_settings(const Product& call) {
     require_mode(call.comm_mode);
     require_split(call.comm_turn, call.stream_mode);
@@ -89,7 +89,7 @@ const CommunicatingFormula<"aclnnMatmulAllReduceV3",
                                      &Product::comm_mode, kSplit, &Product::output>>
     all_reduce_with_mode{kLeft, kRight, kBias, kSummand, kProduct};
 
-// The rows of a rank, and those of all ranks.
+// Checks the number of rows in a tensor of one or all ranks.
 void require_rows_of_all(const char* name, std::int64_t rows, std::int64_t expected, std::int64_t of_x1,
                          const Group& group) {
     TORCH_CHECK(rows == expected, name, " has ", rows, " rows instead of ", expected, ": x1 has ", of_x1,
@@ -102,7 +102,7 @@ Communication all_gather_matmul(const Product& call) {
     require_inner(call.x1);
     const auto rows = call.x1.size(0), all_rows = rows * call.group.ranks;
     require_rows_of_all("output", call.output.sizes()[0], all_rows, rows, call.group);
-    // An empty one asks for none.
+    // An empty gatherOut requests no gathered rows.
     const bool gathers = call.gathered && call.gathered->sizes().size() == 2;
     if (gathers) require_rows_of_all("gatherOut", call.gathered->sizes()[0], all_rows, rows, call.group);
     return {Function::AllGatherMatmul, [call]() -> Tensor { return call.x1; },

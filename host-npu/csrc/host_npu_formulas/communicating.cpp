@@ -6,7 +6,7 @@ namespace host_npu {
 namespace {
 
 constexpr std::size_t kBufferAlignment = 64;
-// What a kernel does not get of its workspace.
+// The end of a workspace, which kernels cannot use.
 constexpr std::size_t kGuard = 64;
 
 std::size_t padded_bytes(const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
@@ -24,12 +24,12 @@ HcclDataType link_dtype(at::ScalarType dtype) {
     return dtype == at::kHalf ? HCCL_DATA_TYPE_FP16 : HCCL_DATA_TYPE_BFP16;
 }
 
-// What is exchanged, and where it is in the workspace.
+// The exchanged tensors and their offsets in the workspace.
 class Exchanged {
   public:
     Exchanged(const Communication& communication, const Tensor& sent, const Group& group);
 
-    // A meta tensor for what is received; what is sent and received in the memory of the workspace.
+    // received() returns a meta tensor; the others return tensors in the memory of the workspace.
     Tensor received() const;
     Tensor sent_in(const KernelArguments& memory) const;
     Tensor received_in(const KernelArguments& memory) const;

@@ -1,4 +1,5 @@
-// Operators that compute and communicate at once as formulas: what a rank sends, and what it makes of what it receives.
+// Formulas of operators that compute and communicate: the data that a rank sends, and the computation on what it
+// receives.
 //
 //     Communication matmul_all_reduce(const AnyTensor& x1, ..., const Group& group, const Out& output) {
 //         return {Function::MatmulAllReduce, [&] { return product(x1, x2); },
@@ -6,9 +7,8 @@
 //     }
 //     const CommunicatingFormula<"aclnnMatmulAllReduce", matmul_all_reduce> all_reduce{...};
 //
-// Phase one evaluates both parts without memory, as that of a Formula does. In phase two there are three tasks of the
-// stream: the first part, the collective of libhccl, which goes from one half of the workspace to the other, and the
-// second part.
+// Phase one evaluates both parts without memory, like that of a Formula. Phase two enqueues three tasks: the first
+// part, a collective of libhccl from one half of the workspace to the other, and the second part.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@
 
 namespace host_npu {
 
-// A communicator, of which CANN's function gets the name.
+// A communicator, which CANN's function takes by name.
 struct Group {
     std::string name;
     std::int64_t rank, ranks;
@@ -35,14 +35,14 @@ struct Translated<Group> : WithoutTensors {
 
 struct Communication {
     hccl::Function function;
-    // Returns what this rank sends, in the dtype that goes over the links.
+    // Returns the data that this rank sends, in the dtype of the transfer.
     std::function<Tensor()> send;
     std::function<void(const Tensor&)> receive;
-    // Where ranks get other rows, how many go to each and come from each.
+    // The numbers of rows sent to and received from each rank, if they differ; otherwise empty.
     std::vector<std::int64_t> sent_rows{}, received_rows{};
 };
 
-// Calls `body` with what a formula communicates, whose parts refer to the formula's arguments.
+// Calls `body` with the communication of a formula, whose parts reference the formula's arguments.
 using Communicating = std::function<void(const Next& next, const std::function<void(const Communication&)>& body)>;
 Plan plan_of(const Group& group, const Tensors& tensors, Communicating communicating);
 
@@ -77,7 +77,8 @@ class CommunicatingFormula : private Exported<name> {
         });
     }
 
-    // A call is not taken from the cache after its communicator has ended.
+    // The number of ranks is part of the cache key, so that a cached call is not reused once its communicator has
+    // ended.
     template <class Argument>
     static std::uint32_t ranks_of(typename Translated<Argument>::C argument) {
         if constexpr (std::is_same_v<Argument, Group>) {

@@ -1,4 +1,4 @@
-// The gated delta rule: a matrix for each head forgets, learns what a key has to give, and is asked by a query.
+// The gated delta rule: each head has a state that decays, is updated by keys and values, and is read by queries.
 //
 //     S = a S + b (v - a S k) k^T,  o = scale S q,  a = exp(g)
 #include "host_npu_formulas/formula.h"
@@ -6,7 +6,7 @@
 namespace host_npu {
 namespace {
 
-// Keys and queries have a head for some heads of the values.
+// Repeats the heads of keys or queries for the heads of values that share them.
 Tensor for_values(const Tensor& x, const Tensor& value) {
     TORCH_CHECK(x.dim() == 3 && x.size(1) > 0 && value.size(1) % x.size(1) == 0, value.size(1),
                 " heads of values cannot share those of shape ", x.sizes());
@@ -26,7 +26,7 @@ struct Sequence {
         decay = g ? at::exp(*g) : at::exp(beta * 0);
     }
 
-    // The state [heads, values, keys] after a token, and what the token gets.
+    // Returns the state [heads, values, keys] after a token, and the token's output.
     std::pair<Tensor, Tensor> step(const Tensor& state, std::int64_t token) const {
         const auto kept = state * decay[token].view({-1, 1, 1});
         const auto known = at::einsum("hvk,hk->hv", {kept, key[token]});
@@ -73,7 +73,7 @@ void chunk_delta_rule(const Tensor& query, const Tensor& key, const Tensor& valu
 }
 const Formula<"aclnnChunkGatedDeltaRule", chunk_delta_rule> delta_rule_of_sequences;
 
-// Each token has a place for the state after it; a sequence starts from that of its last accepted token.
+// Each token has a slot for the state after it. A sequence starts from the state of its last accepted token.
 void recurrent_delta_rule(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
                           const Out& states, const IntegerTensor& lengths, const IntegerTensor& places,
                           const OptionalTensor& g, Without<"gk">, const OptionalIntegerTensor& accepted, float scale,

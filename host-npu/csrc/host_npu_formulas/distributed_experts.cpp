@@ -1,9 +1,9 @@
-// Mixtures of experts that are divided among ranks: the tokens go to the ranks of their experts, and the experts' rows
-// come back. A token's copies are numbered as expertIds is, row by row.
+// Mixtures of experts distributed over ranks: dispatch sends tokens to the ranks of their experts, combine returns the
+// experts' rows. A token has a copy for each of its experts, numbered row by row as in expertIds.
 //
-// Each rank gets the tokens of all and takes those for its experts, because how many there are is known on the device
-// only. CANN's documents leave the contents of what dispatch tells combine to the implementation: here it is the number
-// of a copy among those of its rank for the same expert, and how many rows of each expert and rank there are.
+// Every rank receives the tokens of all ranks and selects those for its experts, because their number is known on the
+// device only. CANN's documents do not specify the data that dispatch passes to combine. Here it is the number of each
+// copy among its rank's copies for the same expert, and the number of rows of each expert and rank.
 #include "ascendcl/device.h"
 #include "host_npu_formulas/communicating.h"
 #include "host_npu_formulas/experts.h"
@@ -14,13 +14,13 @@ namespace {
 
 using hccl::Function;
 
-// How the experts are divided: each rank has as many, in the order of the ranks.
+// The distribution of the experts: the same number on each rank, in the order of the ranks.
 struct Division {
     Group group;
     std::int64_t ranks, rank, experts, other_ranks, other_rank, shard_type, shared_experts, ranks_of_shared;
     std::int64_t global_tokens;
     std::string algorithm;
-    // Numbers of experts without weights, which copy a token, or are nothing or constant.
+    // The numbers of experts without weights: zero, copy and constant experts.
     std::int64_t zero_experts, copy_experts, constant_experts;
     Without<"elasticInfo"> elastic_info;
     Without<"performanceInfo"> performance_info;
@@ -55,7 +55,7 @@ void require_division(const Division& all) {
                 "; CANN takes 0 or epWorldSize times the most tokens of a rank");
 }
 
-// A token that is not active goes nowhere. Active ones come first where a token is active as a whole.
+// Returns the active copies. Inactive tokens are not sent. In a mask of tokens, the active ones come first.
 Tensor active_copies(const OptionalIntegerTensor& mask, const Tensor& ids) {
     if (!mask) return at::ones(ids.sizes(), ids.options().dtype(at::kBool));
     if (mask->dim() == 2) {
@@ -69,14 +69,14 @@ Tensor active_copies(const OptionalIntegerTensor& mask, const Tensor& ids) {
     return mask->unsqueeze(1).expand(ids.sizes());
 }
 
-// The expert of each copy; one past the last for copies that go nowhere.
+// The expert of each copy; `experts` for inactive copies.
 Tensor expert_of_copies(const Tensor& ids, const Tensor& active, std::int64_t experts) {
     const auto wide = ids.to(at::kLong);
     require_indices("expertIds", wide.masked_fill(active.logical_not(), 0), experts);
     return at::where(active, wide, experts).flatten();
 }
 
-// How many copies for the same expert come before each.
+// The number of earlier copies for the same expert.
 Tensor number_among(const Tensor& expert_of, std::int64_t experts) {
     const auto seen = at::one_hot(expert_of, experts + 1).cumsum(0);
     return seen.gather(1, expert_of.unsqueeze(1)).squeeze(1) - 1;
@@ -84,7 +84,7 @@ Tensor number_among(const Tensor& expert_of, std::int64_t experts) {
 
 Tensor as_bytes(const Tensor& x) { return x.contiguous().view(at::kByte); }
 
-// Rows of bytes that are the rows of several tensors, one after the other, and back.
+// Unpacks rows of bytes that hold the rows of several tensors side by side.
 class Packet {
   public:
     explicit Packet(const Tensor& rows) : rows_(rows) {}
@@ -102,7 +102,7 @@ class Packet {
 
 void write_first(const Out& out, const Tensor& rows) { out.in_place().slice(0, 0, rows.size(0)).copy_(rows); }
 
-// What is told of a call's tensors besides the dtypes; `tokens` has the tokens of a rank.
+// Checks a call's tensors apart from their dtypes. `tokens` has the tokens of a rank.
 void require_tokens(const Tensor& tokens, const IntegerTensor& ids, const Division& division) {
     const auto count = ids.size(0), size = tokens.size(1);
     const bool is_910b = soc() == Soc::Ascend910B;
@@ -127,7 +127,7 @@ struct Dispatch : Division {
     OptionalOut scales_of_rows, counts_of_others, weights_of_rows;
 };
 
-// The rows for this rank's experts: those of an expert one after the other, in the order of the ranks and their tokens.
+// Selects the rows for this rank's experts, ordered by expert, rank and token.
 void take(const Tensor& all, const Dispatch& call) {
     Packet packet(all);
     const auto choices = call.ids.size(1);
@@ -235,7 +235,7 @@ struct Combine : Division {
     Out sums;
 };
 
-// The sums of each token's rows of all ranks; those of tokens that are not active stay as they are.
+// Sums the rows of each token over all ranks. Rows of inactive tokens are unchanged.
 Tensor combined(const Tensor& all, const Combine& call) {
     Packet packet(all.view({call.ranks, -1}));
     const auto& [rows, ids] = std::tie(call.rows, call.ids);

@@ -1,4 +1,4 @@
-// Dropout: a mask that seed and offset determine, and what it keeps, scaled.
+// Dropout: a mask determined by seed and offset, and its application.
 #include "host_npu_formulas/dropout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -7,14 +7,14 @@ namespace host_npu {
 namespace {
 
 constexpr std::int64_t kBits = 8;
-// A mask has whole groups of as many bits.
+// The number of bits of a mask is a multiple of this.
 constexpr std::int64_t kAlignment = 128;
 
 Tensor values_of_bits(const Tensor& like) {
     return at::arange(kBits, like.options().dtype(at::kInt)).exp2().to(at::kInt);
 }
 
-// Torch's generator takes 32 bits: these depend on all bits of both.
+// Hashes seed and offset, because torch's CPU generator uses only 32 bits of a seed.
 std::uint64_t mixed(std::int64_t seed, std::int64_t offset) {
     auto bits = static_cast<std::uint64_t>(seed) + 0x9E3779B97F4A7C15 * (static_cast<std::uint64_t>(offset) + 1);
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9;
@@ -27,8 +27,8 @@ void require_probability(double probability) {
                 ", which is not in 0 to 1");
 }
 
-// Random numbers of another generator than the device's: the same for the same seed and offset. Without a seed only the
-// shapes are known.
+// Draws a mask. The generator is not the device's, but reproducible by seed and offset. Without a seed, the result has
+// no values.
 Tensor drawn(std::int64_t count, double probability, std::optional<std::uint64_t> seed, const Tensor& like) {
     require_probability(probability);
     const auto bits = (count + kAlignment - 1) / kAlignment * kAlignment;
@@ -54,7 +54,7 @@ const Formula<"aclnnDropoutGenMaskV2", gen_mask> mask_of_dropout{
     {"out", {ACL_UINT8}, "*"},
 };
 
-// Captured graphs call this version: seed and offset are read from memory that is set before every replay.
+// The version for captured graphs, which reads seed and offset from memory that is set before every replay.
 void gen_mask_by_tensors(const std::vector<std::int64_t>& shape, double probability, const IntegerTensor& seed,
                          const IntegerTensor& offset_of_graph, std::int64_t offset, std::int32_t, const Out& mask) {
     TORCH_CHECK(seed.numel() == 1 && offset_of_graph.numel() == 1, "seed and offset of dropout have ", seed.numel(),

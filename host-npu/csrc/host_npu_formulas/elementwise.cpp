@@ -1,5 +1,5 @@
-// Operators of PyTorch under their names in CANN, for programs that call CANN themselves. torch_npu's own operators of
-// these names do not come here: host_npu_aten/ computes them.
+// PyTorch's operators under their names in CANN, for programs that call CANN directly. torch_npu's calls of these
+// operators are computed by host_npu_aten/ instead.
 #include <cmath>
 
 #include "host_npu_formulas/formula.h"
@@ -37,13 +37,13 @@ const Formula<"aclnnDiv", binary<at::div>> quotient;
 const Formula<"aclnnMaximum", binary<at::maximum>> larger;
 const Formula<"aclnnMinimum", binary<at::minimum>> smaller;
 const Formula<"aclnnPowTensorTensor", binary<at::pow>> power;
-// Their arguments are the gradient and the result of the forward pass.
+// Takes the gradient and the result of the forward pass.
 const Formula<"aclnnSigmoidBackward", binary<at::sigmoid_backward>> sigmoid_derivative;
 const Formula<"aclnnTanhBackward", binary<at::tanh_backward>> tangent_derivative;
-// Its arguments are the gradient and the input of the forward pass.
+// Takes the gradient and the input of the forward pass.
 const Formula<"aclnnSiluBackward", binary<at::silu_backward>> silu_derivative;
 
-// CANN's first version of GELU is the approximation by tanh.
+// The first version of CANN's GELU is the tanh approximation.
 void plain_gelu(const Tensor& x, const Out& out) { out = at::gelu(x, "tanh"); }
 const Formula<"aclnnGelu", plain_gelu> gelu_of{{"self", kFloats, "...x"}, {"out", as("self"), "...x"}};
 
@@ -51,7 +51,7 @@ void plain_gelu_grad(const Tensor& grad, const Tensor& x, const Out& out) { out 
 const Formula<"aclnnGeluBackward", plain_gelu_grad> gelu_derivative{
     {"gradOutput", kFloats}, {"self", kFloats}, {"gradInput", kFloats}};
 
-// A number of the tensor's own kind, so that integers stay integers.
+// Converts a number to an integer for integer tensors, so that the result stays an integer.
 at::Scalar number_for(const Tensor& x, const Number& number) {
     if (!x.is_floating_point() && number.value == std::floor(number.value)) {
         return at::Scalar(static_cast<std::int64_t>(number.value));
@@ -98,8 +98,8 @@ void choose(const IntegerTensor& condition, const AnyTensor& x, const AnyTensor&
 }
 const Formula<"aclnnSWhere", choose> one_of_two;
 
-// With the next two torch_npu itself makes tensors end at multiples of 32 bytes, for a collective, and copies a tensor
-// that is marked as the conjugate of its memory.
+// Used by torch_npu itself: pads tensors to multiples of 32 bytes for a collective, and copies tensors that are
+// conjugate views.
 constexpr Dtypes kPadded = kFloats | Dtypes{ACL_DOUBLE, ACL_INT8, ACL_INT16,     ACL_INT32,     ACL_INT64,
                                             ACL_UINT8,  ACL_BOOL, ACL_COMPLEX64, ACL_COMPLEX128};
 void pad_with(const AnyTensor& x, const std::vector<std::int64_t>& elements, const Number& value, const Out& out) {

@@ -1,4 +1,4 @@
-// Mixtures of experts: the tokens in the order of the experts, and back.
+// Mixtures of experts: permutes the tokens to the order of the experts, and back.
 #include "host_npu_formulas/experts.h"
 
 namespace host_npu {
@@ -6,14 +6,14 @@ namespace {
 
 void require_unpadded(bool padded) { TORCH_CHECK(!padded, "the host NPU has no padded mode of permutations"); }
 
-// Copies of the tokens, those for the first expert first; `places` says where the copies of a token went.
+// Copies of the tokens, ordered by expert. `places` has the position of each copy.
 void permute(const AnyTensor& tokens, const IntegerTensor& indices, std::int64_t kept, bool padded, const Out& permuted,
              const Out& places) {
     require_unpadded(padded);
     const auto choices = indices.dim() == 1 ? 1 : indices.size(1);
     const auto order = stable_order(indices.flatten());
     const auto rows = permuted.sizes()[0];
-    // A negative number is that of the copies that are left out.
+    // A negative number is minus the number of dropped copies.
     const auto all = order.numel(), wanted = kept > 0 ? std::min(kept, all) : std::max<std::int64_t>(all + kept, 0);
     TORCH_CHECK(rows == wanted, "permuteTokensOut has ", rows, " rows instead of ", wanted, ", of ", all,
                 " copies with numOutTokens ", kept);
@@ -27,10 +27,10 @@ const Formula<"aclnnMoeTokenPermute", permute> permute_tokens{
     {"sortedIndicesOut", {ACL_INT32}, "*"},
 };
 
-// There is a place for each copy, those that were left out included.
+// There is a place for each copy, including dropped ones.
 void require_places(const Tensor& places) { require_indices("sortedIndices", places, places.numel()); }
 
-// The rows at their places, which are 0 where `places` is past the end.
+// The rows at `places`; 0 for places past the end.
 Tensor rows_at(const Tensor& rows, const Tensor& places) {
     TORCH_CHECK(rows.size(0) <= places.numel(), "there are ", rows.size(0), " rows for sortedIndices of shape ",
                 places.sizes(), "; CANN takes at most as many");
@@ -64,7 +64,7 @@ void unpermute(const Tensor& permuted, const IntegerTensor& places, const Option
     if (weights) require_choices(places, *weights);
     auto rows = rows_at(permuted, places);
     if (weights) {
-        // CANN leaves out the rows that weigh nothing, whatever they have.
+        // CANN skips rows with weight 0, even if they contain NaN.
         const auto of_rows = weights->unsqueeze(-1);
         rows = (rows.unflatten(0, {-1, weights->size(-1)}) * of_rows).masked_fill(of_rows.eq(0), 0).sum(1);
     }
@@ -90,7 +90,7 @@ void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const
     const auto wide = places.to(at::kLong);
     const auto copies = dtokens.unsqueeze(1).expand({-1, choices, -1});
     const auto grads = (weights ? copies * weights->unsqueeze(-1) : copies).flatten(0, 1);
-    // Each place is there once: the copies that come to the rows, in their order.
+    // The places are a permutation: its inverse gives the copies in the order of the rows.
     dpermuted = grads.index({stable_order(wide).slice(0, 0, dpermuted.sizes()[0])});
     if (weights && dweights) {
         TORCH_CHECK(permuted, "the gradient of the weights needs the permuted tokens");

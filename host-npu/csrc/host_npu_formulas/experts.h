@@ -1,4 +1,4 @@
-// What mixtures of experts have in common.
+// Code shared by mixtures of experts.
 #pragma once
 
 #include "host_npu_formulas/formula.h"

@@ -1,4 +1,4 @@
-// FlashAttentionScore, with its versions, and its gradient.
+// FlashAttentionScore, its versions and its gradient.
 #include <utility>
 
 #include "host_npu_formulas/attention.h"
@@ -7,7 +7,7 @@
 namespace host_npu {
 namespace {
 
-// The rules of all versions, with those for a sink behind the masks if there is one.
+// The rules of all versions; those of a sink, if any, follow the masks.
 TensorRules forward_rules(const TensorRules& sink = {}) {
     TensorRules rules{{"query", kFloats, "* * * | * * * *"},       {"key", as("query"), "* * * | * * * *"},
                       {"value", as("query"), "* * * | * * * *"},   {"realShiftOptional", as("query")},
@@ -40,14 +40,14 @@ TensorRules backward_rules(const TensorRules& sink = {}, const TensorRules& dsin
     return rules;
 }
 
-// With a part of the heads that has tensors of its own, behind queries and keys.
+// Adds the separate rotated part of the heads after queries and keys.
 TensorRules with_rope(TensorRules rules) {
     rules.insert(rules.begin() + 2, {"keyRope", as("query"), "* * *"});
     rules.insert(rules.begin() + 1, {"queryRope", as("query"), "* * *"});
     return rules;
 }
 
-// The last gradients are those of queries, keys, values and pse.
+// The last gradients are those of query, key, value and pse.
 TensorRules with_grads_of_rope(TensorRules rules) {
     rules.insert(rules.end() - 2, {"dkRopeOut", kFloats});
     rules.insert(rules.end() - 4, {"dqRopeOut", kFloats});
@@ -59,12 +59,12 @@ TensorRules with_sink_grad(TensorRules rules) {
     return rules;
 }
 
-// The arguments of all versions: those that are not read say how exactly CANN computes, or what it knows without.
+// The arguments of all versions. Unread ones control the precision of CANN, or are redundant.
 struct Attention : Setting {
     Tensor query, key, value;
     OptionalTensor pse, padding_mask, reserved_sink;
     OptionalIntegerTensor mask;
-    // The part of the heads that has tensors of its own.
+    // The part of the heads that is passed as separate tensors.
     OptionalTensor query_rope, key_rope;
     Without<"queryRopeOptional"> no_query_rope;
     Without<"keyRopeOptional"> no_key_rope;
@@ -146,7 +146,7 @@ void score_grad_with_rope(const ScoreGrad& given) {
     *given.dkey_rope = dkey.slice(-1, size);
 }
 
-// The number of weights of all heads, of batches or of sequences.
+// The number of attention weights of all heads, batches or sequences.
 std::int64_t count_of_weights(const Tensor& query, const Tensor& key, const Setting& at) {
     if (!at.packed()) {
         const auto queries = by_head(query, at.layout, at.heads).sizes();
@@ -165,15 +165,15 @@ std::int64_t count_of_weights(const Tensor& query, const Tensor& key, const Sett
     return count * at.heads;
 }
 
-// Without a mask, dropout draws one of seed and offset.
+// If dropout has no mask, draws one from seed and offset.
 void draw_missing_mask(Attention& call) {
     if (call.keep_prob == 1 || call.drop_mask) return;
     const auto count = count_of_weights(call.query, call.key, call);
     call.drop_mask.emplace(drawn_mask(count, 1 - call.keep_prob, call.seed, call.offset, call.query));
 }
 
-// Batches or sequences, on the Ascend950, where CANN's documents reserve the sink. CANN reads neither the layout of the
-// softmax nor, without quantization, the dtype of the result.
+// Supports batches and sequences on the Ascend950, where CANN's documents reserve the sink. CANN reads neither the
+// layout of the softmax nor, without quantization, the dtype of the result.
 void score_v4(const Score& given) {
     auto call = given;
     draw_missing_mask(call);

@@ -14,8 +14,8 @@ namespace {
 
 thread_local bool casts_as_in_torch = false;
 
-// While there is one, an output is not assigned what PyTorch would not cast to its dtype, such as floats to integers.
-// For functions of which no document says which dtypes the outputs have.
+// While one exists, assigning to an output raises for casts that PyTorch refuses, such as from floats to integers. Used
+// for functions whose output dtypes are not documented.
 class CastsAsInTorch {
   public:
     explicit CastsAsInTorch(bool required) { casts_as_in_torch = required; }
@@ -30,8 +30,8 @@ struct Shape {
     std::vector<std::int64_t> sizes, strides;
 };
 
-// That of PyTorch's tensor, which counts pairs of elements if they are packed. torch_npu gives the offset of a packed
-// view in pairs, and CANN takes it in elements.
+// The shape of the PyTorch tensor, which counts packed elements in pairs. torch_npu gives the offset of a packed view
+// in pairs, while CANN expects elements.
 Shape shape_of(const Layout& layout) {
     const auto given = sizes(layout.shape), strides = sizes(layout.strides);
     Shape shape{given.vec(), strides.vec()};
@@ -61,14 +61,14 @@ Tensor meta_tensor(const aclTensor* tensor) {
     const auto& layout = tensor->layout;
     const auto shape = shape_of(layout);
     const auto options = at::TensorOptions(*named_type(layout.dtype)).device(at::kMeta);
-    // Which elements are packed is seen by the strides.
+    // Strides determine the packed dimension.
     if (is_packed(layout.dtype)) return at::empty_strided(shape.sizes, shape.strides, options);
     return at::empty(shape.sizes, options);
 }
 
 namespace {
 
-// The rows of matrices in FRACTAL_NZ, whose columns of tiles follow one another. A view may have them transposed.
+// Converts matrices in FRACTAL_NZ, which store columns of tiles, to rows. A view may be transposed.
 Tensor rows_of_tiles(const HostTensor& tensor) {
     const auto& layout = *tensor.layout;
     const auto rank = static_cast<std::int64_t>(layout.shape.rank());
@@ -125,7 +125,7 @@ Tensor Out::rounded() const { return widened(tensor_); }
 
 namespace {
 
-// Evaluates a formula, for which `tensor_of` makes a tensor of its number among those of the call.
+// Evaluates a formula; `tensor_of` returns the tensor at an index of the call.
 template <class TensorOf>
 void evaluate(const Evaluation& evaluation, const TensorOf& tensor_of) {
     const c10::InferenceMode without_autograd;
@@ -141,7 +141,7 @@ void evaluate_without_memory(const Evaluation& evaluation, const Tensors& tensor
     } catch (const c10::Error& error) {
         throw Refusal{kParamInvalid, error.what_without_backtrace()};
     } catch (const std::exception& error) {
-        // A shape function in Python raised it; the text includes a traceback.
+        // Raised by a shape function in Python; the text includes a traceback.
         const std::string text = error.what();
         throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
     }
@@ -159,7 +159,7 @@ void evaluate_in_memory(const Evaluation& evaluation, const KernelArguments& mem
 
 namespace {
 
-// The functions, and the types of their phases one.
+// The exported functions and the types of their phase one.
 std::map<std::string, const std::type_info*>& exported_types() {
     static std::map<std::string, const std::type_info*> types;
     return types;
@@ -185,7 +185,7 @@ Plan plan_of(const Rules& rules, const Tensors& tensors, Evaluation evaluation) 
 
 }  // namespace host_npu
 
-// A line for each function: its name, and its arguments in phase one. csrc/build.py makes headers of them.
+// Returns a line for each function: its name and the arguments of phase one. csrc/build.py generates headers from it.
 extern "C" HOST_NPU_EXPORT const char* host_npu_arguments() {
     static std::string lines;
     lines.clear();

@@ -1,10 +1,11 @@
-// Operators of CANN as formulas: a function over tensors becomes the two functions that CANN exports.
+// Formulas: a function over tensors becomes the two functions of an operator that CANN exports.
 //
 //     void swiglu(const Tensor& x, std::int64_t dim, const Out& out) { ... out = at::silu(parts[0]) * parts[1]; }
 //     const Formula<"aclnnSwiGlu", swiglu> forward;
 //
-// Phase one evaluates the function on tensors without memory, so that what PyTorch says of shapes is its refusal. Phase
-// two evaluates it on device memory, in the thread of the stream. 16-bit inputs come as float32, and an output rounds.
+// Phase one evaluates the function on tensors without memory, and refuses shapes that PyTorch refuses. Phase two
+// evaluates it on device memory, on the stream's thread. 16-bit inputs are converted to float32, and outputs are
+// rounded.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -29,32 +30,32 @@ namespace host_npu {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// A tensor of integers or booleans, which a formula takes as it is.
+// A tensor of integers or booleans, passed unchanged.
 struct IntegerTensor : Tensor {
     IntegerTensor() = default;
     explicit IntegerTensor(const Tensor& tensor) : Tensor(tensor) {}
 };
 using OptionalIntegerTensor = std::optional<IntegerTensor>;
 
-// A tensor of any dtype, which a formula takes as it is.
+// A tensor of any dtype, passed unchanged.
 struct AnyTensor : Tensor {
     AnyTensor() = default;
     explicit AnyTensor(const Tensor& tensor) : Tensor(tensor) {}
 };
 using OptionalAnyTensor = std::optional<AnyTensor>;
 
-// A tensor that a formula assigns its result to.
+// A tensor to which a formula assigns a result.
 class Out {
   public:
     Out() = default;
     explicit Out(const Tensor& tensor) : tensor_(tensor) {}
 
     void operator=(const Tensor& result) const;
-    // What was assigned, as it was rounded.
+    // The assigned values after rounding.
     Tensor rounded() const;
     at::IntArrayRef sizes() const { return tensor_.sizes(); }
     at::ScalarType dtype() const { return tensor_.scalar_type(); }
-    // The memory itself, of which a formula changes a part.
+    // The memory itself, for formulas that modify part of it.
     const Tensor& in_place() const { return tensor_; }
 
   private:
@@ -62,26 +63,26 @@ class Out {
 };
 using OptionalOut = std::optional<Out>;
 
-// The dimension whose elements are packed in pairs, the one in which they follow each other.
+// Returns the dimension in which elements are packed in pairs: the one with stride 1.
 std::size_t packed_dimension(at::IntArrayRef strides);
-// A meta tensor of the same shape and dtype; an undefined one for a null pointer.
+// Returns a meta tensor of the same shape and dtype; undefined for a null pointer.
 Tensor meta_tensor(const aclTensor* tensor);
-// A tensor in device memory.
+// Returns a tensor in device memory.
 Tensor in_memory(const HostTensor& tensor);
-// "float16", as in torch.float16.
+// Returns the name of a dtype in torch, such as "float16".
 std::string name_of(at::ScalarType dtype);
-// What a formula calculates with.
+// Converts 16-bit floats to float32, in which formulas compute.
 Tensor widened(const Tensor& tensor);
-// Refuses the indices that PyTorch counts from the end, too. Phase one has no values to look at.
+// Refuses indices outside 0 to size - 1, including negative ones. Phase one has no values to check.
 void require_indices(const char* name, const Tensor& indices, std::int64_t size);
-// The number that a scalar is.
+// Returns the value of a scalar.
 double number(const aclScalar* scalar);
 
-// The tensors of a call, one after the other.
+// Returns the next tensor of a call.
 using Next = std::function<Tensor()>;
 
-// How an argument of CANN's function becomes one of a formula: `C` is its type there. The call outlives CANN's objects,
-// so `kept` takes what it needs of them; `from` makes the argument of that and of the tensors, which `list` lists.
+// The conversion of an argument of CANN's function, of type `C`, to an argument of a formula. The call outlives CANN's
+// objects, so `kept` copies their values, `list` collects the tensors, and `from` builds the argument from both.
 struct WithoutTensors {
     static constexpr bool kHasRule = false;
     template <class C>
@@ -139,14 +140,14 @@ struct Translated<Out> : TranslatedTensor<Out, Taken::kAll> {};
 template <>
 struct Translated<OptionalOut> : TranslatedTensor<OptionalOut, Taken::kAll, true> {};
 
-// A string that a template takes.
+// A string literal as a template argument.
 template <std::size_t size>
 struct Text {
     char text[size];
     constexpr Text(const char (&from)[size]) { std::copy_n(from, size, text); }
 };
 
-// A tensor of an option that the formula has not, which has to be a null pointer.
+// A tensor for an option that the formula does not support, which must be a null pointer.
 template <Text option>
 struct Without {};
 template <Text option>
@@ -164,7 +165,7 @@ struct Translated<Without<option>> {
     }
 };
 
-// A list that is absent is empty.
+// An absent list is an empty list.
 template <class Member>
     requires std::is_same_v<Member, Tensor> || std::is_same_v<Member, AnyTensor> || std::is_same_v<Member, Out>
 struct Translated<std::vector<Member>> {
@@ -185,7 +186,7 @@ struct Translated<std::vector<std::int64_t>> : WithoutTensors {
     static Values kept(C argument) { return argument == nullptr ? Values() : argument->values; }
     static Values from(const Values& values, const Next&) { return values; }
 };
-// An aclBoolArray, which may be absent.
+// An optional aclBoolArray.
 struct Bools {
     std::vector<std::uint8_t> values;
     bool given = false;
@@ -214,17 +215,16 @@ struct Translated<Number> : WithoutTensors {
     static Number from(double value, const Next&) { return {value}; }
 };
 
-// Calls a formula; its arguments are made of what was kept of CANN's and of the tensors, which `next` returns.
+// Calls a formula with the kept arguments and the tensors that `next` returns.
 using Evaluation = std::function<void(const Next& next)>;
 
-// Evaluates in phase one, on tensors without memory, and throws a Refusal in place of the errors of PyTorch and
-// TORCH_CHECK.
+// Evaluates in phase one, on tensors without memory. Errors of PyTorch and TORCH_CHECK become a Refusal.
 void evaluate_without_memory(const Evaluation& evaluation, const Tensors& tensors);
 
-// Evaluates in the thread of a stream, and leaves the frames of C++ out of PyTorch's errors.
+// Evaluates on the thread of a stream. Errors of PyTorch lose their C++ backtrace.
 void evaluate_in_memory(const Evaluation& evaluation, const KernelArguments& memory);
 
-// Members of an object, which several versions of a function take one after the other.
+// Consecutive members of an object, shared by several versions of a function.
 template <auto... members>
 struct Members {
     template <auto... others>
@@ -256,15 +256,15 @@ constexpr auto caller(Members<members...>) {
     return &call_with<function, members...>;
 }
 
-// A function of one object as one of its members, one by one or in lists, for what has many versions: each version
-// names what it takes in the order in which it does.
+// Converts a function of one object to a function of its members, given one by one or as lists. Each version of an
+// operator lists the members that it takes, in order:
 //
 //     constexpr Members<&Grouped::x, &Grouped::weight> kMatrices;
 //     const Formula<"aclnnGroupedMatmulV4", collected<grouped, kMatrices, &Grouped::bias>> of_rows{...};
 template <auto function, auto... parts>
 constexpr auto collected = caller<function>((Members<>{} + ... + as_members<parts>()));
 
-// The names of the two functions of CANN.
+// The names of the two functions that CANN exports.
 template <Text name>
 struct Names {
     static constexpr char kSuffix[] = "GetWorkspaceSize";
@@ -280,14 +280,14 @@ struct Names {
     static constexpr Api kBoth{name.text, kPhaseOne.text};
 };
 
-// What every function is made of once. What it has of its own is little, because there are hundreds. `type` is that of
-// its phase one, for a header.
+// The code shared by all functions; it is compiled once because there are hundreds. `type` is the type of phase one,
+// from which its header is generated.
 void export_formula(const Api& names, Rules& exported, Rules rules, std::size_t count, AnyFunction phase_one,
                     AnyFunction phase_two, const std::type_info& type);
-// Phase one, once the tensors are known.
+// Returns the plan of phase one for these tensors.
 Plan plan_of(const Rules& rules, const Tensors& tensors, Evaluation evaluation);
 
-// What the formula of a function exports besides its phase one.
+// The exports of a formula other than its phase one.
 template <Text name>
 class Exported {
   protected:
@@ -300,7 +300,7 @@ class Exported {
 
     static const Api& api() { return Names<name>::kBoth; }
 
-    // The arguments' tensors, or a Refusal.
+    // Returns the tensors among the arguments, or throws a Refusal.
     template <class... Arguments>
     static Tensors checked_tensors(typename Translated<Arguments>::C... arguments) {
         TensorArguments given;
@@ -316,7 +316,7 @@ class Exported {
         return host_npu::phase_two(api(), workspace, size, executor, stream);
     }
 
-    // Constant, so that no initialization comes after that of the formulas.
+    // Constant-initialized, so that no later initialization overwrites the rules of a formula.
     static inline constinit Rules rules_{};
 };
 

@@ -1,4 +1,4 @@
-// Gated units, GELU and RmsNorm with a quantization of their rows behind them.
+// Gated units, GELU and RmsNorm, followed by a quantization of the rows.
 #include "host_npu_formulas/halves.h"
 #include "host_npu_formulas/norms.h"
 #include "host_npu_formulas/quantization.h"
@@ -19,7 +19,7 @@ void require_dynamic(const std::string& mode, const char* what) {
     TORCH_CHECK(mode == "dynamic", "the host NPU quantizes ", what, " dynamically only, not by the quant mode ", mode);
 }
 
-// A factor or offset of each group, or those of its columns.
+// Expands a factor or offset per group, or per group and column, to rows.
 Tensor of_groups(const char* name, const Tensor& numbers, const Tensor& rows, const OptionalIntegerTensor& groups,
                  bool sizes) {
     const auto columns = std::to_string(rows.size(1));
@@ -27,8 +27,8 @@ Tensor of_groups(const char* name, const Tensor& numbers, const Tensor& rows, co
     return of_rows(numbers.dim() == 1 ? numbers.unsqueeze(1) : numbers, rows.size(0), groups, sizes);
 }
 
-// Offsets are those of a static quantization, which leaves the scales of rows unwritten; a dynamic one ignores them.
-// Its scales are what the rows were multiplied by, 127 / max |row|: those of other functions are the reciprocals.
+// A static quantization takes offsets and does not write scales; a dynamic one ignores offsets. The scales are the
+// factors of the rows, 127 / max |row|; other functions return the reciprocals.
 void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& offsets,
                   const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
                   std::int64_t list_type, std::int64_t, const Out& y, const Out& scale) {
@@ -55,7 +55,7 @@ void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalT
 }
 const Formula<"aclnnSwiGluQuantV2", swiglu_quant> swiglu_to_int8;
 
-// The sums of a product of int8 matrices are dequantized first.
+// Dequantizes the int32 sums of an int8 product first.
 void dequant_swiglu_quant(const AnyTensor& x, const OptionalTensor& weight_scale, const OptionalTensor& token_scale,
                           const OptionalAnyTensor& bias, const OptionalTensor& smooth, const OptionalTensor& offset,
                           const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
@@ -76,7 +76,7 @@ void dequant_swiglu_quant(const AnyTensor& x, const OptionalTensor& weight_scale
                 token_scale ? token_scale->numel() : 0, " elements instead of ", rows, ", one for each row of x");
     TORCH_CHECK(whole == weight_scale.has_value(), "weight_scale must be given for x of int32, and only for it");
     TORCH_CHECK(whole || (!token_scale && !bias), "activation_scale and bias are for x of int32 only");
-    // A number for each group, which CANN documents for some chips, is not one for each column.
+    // A scalar per group, which CANN documents for some chips, is not supported: one value per column is required.
     const auto of_units = std::to_string(sums.size(1) / 2);
     if (smooth) {
         const auto shape = groups ? "* " + of_units : of_units + " | 1 " + of_units;
@@ -145,7 +145,7 @@ void rms_norm_quant_v3(const Tensor& x, const Tensor& gamma, const Tensor& scale
 }
 const Formula<"aclnnRmsNormQuantV3", rms_norm_quant_v3> rms_norm_to_int8_v3;
 
-// The sum is quantized once for each smooth scale, or once as it is.
+// The sum is quantized once for each smooth scale, or once without one.
 void add_rms_norm_dynamic_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma, const OptionalTensor& smooth1,
                                 const OptionalTensor& smooth2, const OptionalTensor& beta, double epsilon,
                                 const Bools& wanted, const OptionalOut& y1, const OptionalOut& y2, const Out& sum,

@@ -1,4 +1,4 @@
-// Mixtures of experts: which experts get a token, and with which weight.
+// Mixtures of experts: the choice of experts for each token, and their weights.
 #include <limits>
 
 #include "host_npu_formulas/formula.h"
@@ -6,14 +6,15 @@
 namespace host_npu {
 namespace {
 
-// The k largest values of each row and their places; of equal ones the first come first, which at::topk leaves open.
+// Returns the k largest values of each row and their indices. Ties are in index order, which at::topk does not
+// guarantee.
 std::pair<Tensor, Tensor> largest(const Tensor& x, std::int64_t k) {
     TORCH_CHECK(k > 0 && k <= x.size(-1), "k is ", k, "; it must be 1 to ", x.size(-1), ", the number of experts");
     const auto [values, indices] = at::sort(x, /*stable=*/true, /*dim=*/-1, /*descending=*/true);
     return {values.narrow(-1, 0, k), indices.narrow(-1, 0, k)};
 }
 
-// Finished rows choose no expert: their choices have the number after the last.
+// Rows that are finished choose no expert: their indices are the number of experts.
 Tensor of_unfinished(const Tensor& chosen, const OptionalIntegerTensor& finished, const Tensor& x) {
     if (!finished) return chosen;
     const auto rows = x.sizes().slice(0, x.dim() - 1);
@@ -27,7 +28,7 @@ void gating(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t
     const auto [values, indices] = largest(at::softmax(x, -1), k);
     weights = values;
     experts = of_unfinished(indices, finished, x);
-    // The k-th choices of all tokens are numbered one after the other.
+    // Numbers the k-th choices of all tokens consecutively.
     const auto tokens = x.numel() / x.size(-1);
     rows = at::arange(tokens * k, indices.options()).view({k, tokens}).t().reshape(indices.sizes());
 }
@@ -39,7 +40,7 @@ const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens{
     {"rowIdxOut", {ACL_INT32}, "N K | M N K"},
 };
 
-// `renorm` 1 takes the softmax of the chosen scores instead of all.
+// With `renorm` 1, the softmax is over the chosen scores only.
 void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, std::int64_t renorm,
                bool with_softmax, const Out& weights, const Out& experts, const OptionalOut& softmax_out) {
     TORCH_CHECK(renorm == 0 || renorm == 1, "renorm is ", renorm, " instead of 0 or 1");
@@ -57,7 +58,7 @@ const Formula<"aclnnMoeGatingTopKSoftmaxV2", gating_v2> gating_with_renorm{
     {"softmaxResultOutOptional", kFloat},
 };
 
-// The experts of the groups that are not among the best are left out.
+// Masks the experts of all but the best groups.
 Tensor of_best_groups(const Tensor& scores, std::int64_t kept, std::int64_t groups, std::int64_t select_mode) {
     TORCH_CHECK(groups > 0 && scores.size(-1) % groups == 0, scores.size(-1), " experts are not group_count=", groups,
                 " equal groups");
@@ -82,7 +83,7 @@ bool is_normalized(std::int64_t renorm, std::int64_t norm_type) {
     return norm_type != kSoftmax || renorm == 1;
 }
 
-// The bias takes part in the choice, not in the weights. The norm is what the gradient needs.
+// The bias affects the choice, not the weights. The norm is returned for the gradient.
 void gating_in_groups(const Tensor& x, const OptionalTensor& bias, std::int64_t k, std::int64_t k_group,
                       std::int64_t group_count, std::int64_t group_select_mode, std::int64_t renorm,
                       std::int64_t norm_type, bool with_norm, double scale, double epsilon, const Out& weights,
@@ -134,8 +135,8 @@ void gating_grad(const Tensor& norm, const Tensor& dweights, const IntegerTensor
 }
 const Formula<"aclnnMoeGatingTopKBackward", gating_grad> gating_backward;
 
-// The instance of each chosen expert: its row of the table has their count and then the instances, of which ranks or
-// tokens take one after the other. A choice with less than its part of the scales of a token is not active.
+// Selects an instance of each chosen expert. A row of the table has the count of instances followed by the instances,
+// which ranks or tokens use in turn. The threshold of an active choice is a fraction of the sum of the token's scales.
 void update_expert(const IntegerTensor& experts, const IntegerTensor& table, const OptionalTensor& scales,
                    const OptionalTensor& threshold, const OptionalIntegerTensor& active, std::int64_t rank,
                    std::int64_t ranks, std::int64_t mode, const Out& balanced, const Out& balanced_active) {

@@ -1,4 +1,4 @@
-// GELU, its approximations, and GeGlu: a half of a dimension, through GELU, times the other.
+// GELU, its approximations, and GeGlu: GELU of one half of a dimension, times the other half.
 #include "host_npu_formulas/halves.h"
 
 namespace host_npu {
@@ -22,7 +22,7 @@ const Formula<"aclnnFastGeluBackward", fast_gelu_grad> fast_gelu_backward{
     {"gradInput", kFloats, "...x"},
 };
 
-// Returns PyTorch's name of an approximation; some of CANN's functions take the number, others the name.
+// Returns PyTorch's name of an approximation. Some functions of CANN take the number, others the name.
 std::string approximation(std::int64_t number) {
     TORCH_CHECK(number == 0 || number == 1, "approximate is ", number, " instead of 0 (none) or 1 (tanh)");
     return number == 0 ? "none" : "tanh";
@@ -43,7 +43,7 @@ const Formula<"aclnnGeluBackwardV2", gelu_grad> gelu_grad_v2{
     {"gradInput", kFloats},
 };
 
-// The half that goes through GELU comes second.
+// The second of the pair is the half that goes through GELU.
 std::pair<Tensor, Tensor> factor_and_activated(const Tensor& x, std::int64_t dim, bool activate_left) {
     const auto [left, right] = halves(x, dim);
     return activate_left ? std::pair(right, left) : std::pair(left, right);

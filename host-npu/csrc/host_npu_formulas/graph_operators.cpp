@@ -1,5 +1,5 @@
 // The graph operators (aclop) of copies, casts, losses and embeddings, which torch_npu calls with jit_compile=True, and
-// of functions that are nothing else.
+// of functions that have no other implementation.
 #include "acl_op_compiler/graph_operators.h"
 
 #include <torch/library.h>
@@ -15,7 +15,7 @@ namespace {
 
 std::optional<at::ScalarType> dtype_of(const GraphTensor& tensor) { return named_type(tensor.desc.type); }
 
-// The inputs, the output and the attributes of a call, while it runs.
+// The inputs, the output and the attributes of a running call.
 class RunningOperator {
   public:
     RunningOperator(const GraphCall& call, const std::vector<Tensor>& on_host) : call_(call), on_host_(on_host) {}
@@ -26,7 +26,7 @@ class RunningOperator {
     Tensor floats(std::size_t index) const { return widened(input(index)); }
     Tensor scalar(std::size_t index) const { return floats(index).reshape({}); }
     bool has_input(std::size_t index) const { return call_.inputs[index].desc.type != ACL_DT_UNDEFINED; }
-    // What the operator describes by its shape only.
+    // The whole memory of an input, which the operator describes by shape only.
     Tensor all_memory(std::size_t index) const { return whole(call_.inputs[index]); }
     at::IntArrayRef sizes_of_output() const { return call_.outputs[0].desc.dims; }
     void set_output(const Tensor& result, std::size_t index = 0) const {
@@ -118,7 +118,7 @@ void slice(const RunningOperator& call) {
     assign(call, part);
 }
 
-// A bit of the mask is a dimension, of which only the first element is taken.
+// Each mask bit is a dimension of which only the first element is taken.
 void strided_slice(const RunningOperator& call) {
     auto part = call.input(0);
     const auto begins = call.integers(1), ends = call.integers(2), steps = call.integers(3);
@@ -131,7 +131,7 @@ void strided_slice(const RunningOperator& call) {
     assign(call, part);
 }
 
-// Sizes, strides and the offset are the inputs from `first` on.
+// The inputs from `first` on are the sizes, the strides and the offset.
 Tensor view(const RunningOperator& call, const Tensor& memory, std::size_t first) {
     return memory.as_strided(call.integers(first), call.integers(first + 1), call.integer(first + 2));
 }
@@ -195,7 +195,7 @@ void apply_adam_w(const RunningOperator& call) {
                              1 - call.scalar(4) * call.scalar(8)));
 }
 
-// Adam of TensorFlow: the powers are those of this step, and epsilon is added before the corrections.
+// TensorFlow's Adam: the powers are those of this step, and epsilon is added before the corrections.
 void apply_adam(const RunningOperator& call) {
     const auto beta1 = call.scalar(6), grad = call.floats(9);
     auto step = moments({call.floats(0), call.floats(1), call.floats(2)}, grad, beta1, call.scalar(7));
@@ -205,7 +205,7 @@ void apply_adam(const RunningOperator& call) {
     assign(call, step);
 }
 
-// Adam of BERT, without corrections. The document clips to max_grad_norm, the kernel of the 910B to 1.
+// BERT's Adam, without corrections. The document clips to max_grad_norm, the Ascend910B's kernel to 1.
 void apply_adam_v2(const RunningOperator& call) {
     TORCH_CHECK(call.text_attribute("adam_mode") == "adam", "the host NPU computes adam_mode 0 only");
     const auto max_norm = call.scalar(8).item<float>(), norm = call.scalar(9).item<float>();
@@ -217,7 +217,7 @@ void apply_adam_v2(const RunningOperator& call) {
     assign(call, step);
 }
 
-// A copy of each input that is in the host's memory, which torch_npu frees after the call.
+// Copies the inputs in host memory, which torch_npu frees after the call.
 std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
     std::vector<Tensor> copies;
     for (const auto& input : call.inputs) {
@@ -229,7 +229,7 @@ std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
     return copies;
 }
 
-// Operators that take all memory take it as it lies.
+// Runs an operator. With `takes_all_memory`, it reads the memory as it is, so private formats are refused.
 template <std::size_t inputs, void (*compute)(const RunningOperator&), bool takes_all_memory = false,
           std::size_t outputs = 1>
 std::optional<std::string> run(const GraphCall& call) {
@@ -239,7 +239,7 @@ std::optional<std::string> run(const GraphCall& call) {
     }
     for (const auto* const tensors : {&call.inputs, &call.outputs}) {
         for (const auto& tensor : *tensors) {
-            if (tensor.desc.type == ACL_DT_UNDEFINED) continue;  // an optional input
+            if (tensor.desc.type == ACL_DT_UNDEFINED) continue;  // an absent optional input
             const auto type = std::to_string(tensor.desc.type);
             if (tensor.desc.type == ACL_BF16 && !has_bfloat16())
                 return "a tensor has dtype bfloat16, which this chip does not have";
@@ -271,7 +271,8 @@ std::optional<std::string> run_strided_slice(const GraphCall& call) {
     return run<4, strided_slice>(call);
 }
 
-// torch_npu's document: four dimensions, of which the last two are multiples of 32 up to 4096 and those of the mask.
+// Requires, as torch_npu documents, four dimensions; the last two must be those of the mask and multiples of 32 up to
+// 4096.
 template <std::size_t inputs, void (*compute)(const RunningOperator&)>
 std::optional<std::string> run_masked(const GraphCall& call) {
     if (call.inputs.size() == inputs) {
@@ -313,7 +314,7 @@ void call_simulated(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
                        stack);
 }
 
-// Functions of torch_npu that call these operators also at jit_compile=False.
+// The functions of torch_npu that also call these operators with jit_compile=False.
 TORCH_LIBRARY_IMPL(npu, BackendSelect, functions) {
     for (const auto* const name : {"npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward",
                                    "npu_apply_adam.out", "npu_apply_adam_w.out", "npu_bert_apply_adam.out"}) {

@@ -1,4 +1,4 @@
-// Products of groups of int8 rows with a matrix each, whose rows are added up by token.
+// Grouped products of int8 rows, whose result rows are summed by token.
 #include "host_npu_formulas/quantization.h"
 
 namespace host_npu {
@@ -25,7 +25,8 @@ struct Combined {
     Out out;
 };
 
-// Each row times its logit is added to its token, as are the rows of `shared` times their weight, from an offset on.
+// Adds each row times its logit to its token, and the rows of `shared` times their weight to the tokens from an offset
+// on.
 void grouped_combine(const Combined& call) {
     TORCH_CHECK(!call.transpose_x && !call.transpose_weight, "transposeX1 and transposeX2 must be false");
     TORCH_CHECK(call.dtype == 0, "dtype is ", call.dtype, "; CANN takes 0, float32");

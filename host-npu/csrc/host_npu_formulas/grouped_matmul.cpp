@@ -1,4 +1,4 @@
-// Products of groups of rows with a matrix each.
+// Grouped matrix products: each group of rows has its own matrix.
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -17,7 +17,7 @@ void require_activation(std::int64_t type, bool is_quantized) {
     TORCH_CHECK(type == 0 || is_quantized, "act_type is ", type, "; only products of int8 matrices have an activation");
 }
 
-// Dtypes that go together, of which a bias or an antiquant_scale may be absent.
+// A valid combination of dtypes. A bias or antiquant_scale may be absent.
 struct Combination {
     at::ScalarType x, weight;
     std::vector<at::ScalarType> biases;
@@ -177,7 +177,7 @@ void grouped_by_ends(const AnyTensorList& x, const AnyTensorList& weight, const 
 }
 const Formula<"aclnnGroupedMatmul", grouped_by_ends> grouped_by_ints;
 
-// The arguments of all versions: those that are not read say how CANN computes.
+// The arguments of all versions. Unread ones control how CANN computes.
 struct Grouped {
     AnyTensorList x, weight, bias, scale, offset, antiquant_scale, antiquant_offset;
     TensorList token_scale;
@@ -190,7 +190,7 @@ struct Grouped {
     Sizes unread_sizes;
 };
 
-// What none but quantized products have.
+// Refuses options that only quantized products have.
 void require_grouped(const Grouped& call) {
     const auto& [x, weight, outs] = std::tie(call.x, call.weight, call.outs);
     TORCH_CHECK(call.group_size == 0, "the host NPU has no groups of a quantized product, but got ", call.group_size);
@@ -214,7 +214,7 @@ bool has_blocks(const Grouped& call) {
     return !call.scale.empty() && call.scale[0].scalar_type() == at::kFloat8_e8m0fnu;
 }
 
-// Groups of rows times a matrix each, all in blocks of 32 with a scale each.
+// Grouped products of matrices in blocks of 32 elements with a scale each.
 void grouped_blocks(const Grouped& call) {
     require_mx();
     const auto is_one = [](const auto& list) { return list.size() == 1; };

@@ -11,7 +11,7 @@
 namespace host_npu {
 namespace {
 
-// Which groups have which rows: sums of their sizes (0), their sizes (1), or pairs of a group and its size (2).
+// The groups of rows, given as cumulative sizes (0), sizes (1), or pairs of a group and its size (2).
 struct Groups {
     Sizes numbers, sizes;
 };
@@ -61,7 +61,7 @@ Tensor activated(const Tensor& x, std::int64_t type) {
     }
 }
 
-// What int8 matrices are multiplied as: sums of integers, exact in float64.
+// Converts the factors of a product. Sums of integers are exact in float64.
 Tensor for_product(const Tensor& x) { return x.is_floating_point() ? widened(x) : x.to(at::kDouble); }
 
 }  // namespace
@@ -124,7 +124,7 @@ void split_rows(const Tensor& x, const AnyTensorList& weight, const IntegerTenso
                     tensors[0].sizes(), " instead of [", groups_count, ", ", columns, "], a row for each group");
     };
     require_rows("bias", {options.bias.begin(), options.bias.end()});
-    // The Ascend950 also takes a number for each group.
+    // The Ascend950 also accepts one number per group.
     const bool has_numbers = soc() == Soc::Ascend950 && options.scale.size() == 1 && options.scale[0].dim() == 1 &&
                              options.scale[0].numel() == groups_count;
     if (!has_numbers) require_rows("scale", options.scale);

@@ -1,4 +1,4 @@
-// Products of groups of rows or columns with a matrix each.
+// Products of groups of rows or columns with one matrix per group.
 #pragma once
 
 #include "host_npu_formulas/formula.h"
@@ -9,7 +9,7 @@ using TensorList = std::vector<Tensor>;
 using AnyTensorList = std::vector<AnyTensor>;
 using Sizes = std::vector<std::int64_t>;
 
-// What is done to the rows of a group.
+// The options of a group's product.
 struct GroupOptions {
     const std::vector<AnyTensor>& bias;
     const TensorList& scale;
@@ -18,29 +18,29 @@ struct GroupOptions {
     const TensorList& antiquant_offset;
     std::int64_t activation;
     std::int64_t groups;
-    // The offsets of int8 results, which are in the bits of their scales.
+    // The offsets of int8 results, which are encoded in their scales.
     TensorList offset{};
 
-    // The numbers of a list that are for a group: those of its own tensor, or of a row of the one.
+    // Returns a group's numbers: a tensor of the list, or a row of its only tensor.
     Tensor of_group(const TensorList& list, std::int64_t group) const;
 };
 
-// The matrices of one tensor, or those that there are.
+// Splits a single batched tensor into matrices; returns other lists unchanged.
 TensorList without_batches(const TensorList& matrices);
-// Returns the sizes of groups that end at these rows.
+// Returns the sizes of groups with these ends.
 Sizes sizes_from_ends(Sizes ends);
 
-// The product of the rows of a group, which begin at the row `first` of x.
+// Returns the product of a group's rows, which start at row `first` of x.
 Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t group, std::int64_t first,
                      const GroupOptions& options);
-// The rows of one matrix go to the groups one after the other. Those after the last group are not a part of the result,
-// which has no usable values there.
+// Splits the rows of x into consecutive groups. Rows after the last group are not computed; the result has no usable
+// values there.
 void split_rows(const Tensor& x, const AnyTensorList& weight, const IntegerTensor& list, std::int64_t type,
                 const GroupOptions& options, const Out& out);
-// A group for each tensor of x, whose products are the rows of one output.
+// One group per tensor of x; the products are concatenated to one output.
 void join_rows(const AnyTensorList& x, const AnyTensorList& weight, const OptionalIntegerTensor& list,
                std::int64_t type, const GroupOptions& options, const Out& out);
-// A product for each group of columns of `x` and rows of `weight`.
+// One product per group of columns of `x` and rows of `weight`.
 TensorList split_sums(const Tensor& x, const Tensor& weight, const IntegerTensor& list, std::int64_t type);
 
 }  // namespace host_npu

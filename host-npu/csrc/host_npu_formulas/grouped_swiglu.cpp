@@ -1,4 +1,4 @@
-// Products of groups of int8 rows with a matrix each, whose gated units are quantized.
+// Grouped products of int8 rows, followed by gated units that are quantized.
 #include <functional>
 
 #include "ascendcl/device.h"
@@ -9,7 +9,7 @@
 namespace host_npu {
 namespace {
 
-// The gated units of the rows of all groups, each by its matrix; x and the matrices have float64.
+// The gated units of the rows of all groups, each multiplied by its group's matrix. x and the matrices are float64.
 Tensor grouped_units(const Tensor& x, const std::function<Tensor(std::int64_t)>& matrix, const IntegerTensor& list,
                      bool lists_sizes) {
     std::vector<Tensor> units;
@@ -25,7 +25,7 @@ Tensor grouped_units(const Tensor& x, const std::function<Tensor(std::int64_t)>&
     return at::cat(units);
 }
 
-// What both phases know of the sizes; the last ones are those of the scales.
+// Size checks for both phases; the last shapes are those of the scales.
 void require_sizes(const Tensor& x, const Tensor& matrices, const IntegerTensor& list, const Out& y,
                    std::vector<Shaped> scales) {
     scales.insert(scales.begin(), {{"x", x.sizes(), "M K<=65535"},
@@ -37,7 +37,7 @@ void require_sizes(const Tensor& x, const Tensor& matrices, const IntegerTensor&
                 matrices.size(2), " of weight");
 }
 
-// The rows after the last group are left as they are, as CANN leaves them.
+// Selects the rows to write: CANN does not write the rows after the last group.
 Out first_rows(const Out& out, const Tensor& rows) { return Out(out.in_place().slice(0, 0, rows.size(0))); }
 
 void grouped_swiglu(const Tensor& x, const Tensor& matrices, const Tensor& scale, const Tensor& token_scale,
@@ -66,7 +66,7 @@ const Formula<"aclnnGroupedMatmulSwigluQuantWeightNZ", grouped_swiglu_quant> gro
     {"outputScale", kFloat, "M"},    {"outputOffset"},
 };
 
-// The arguments of the second version.
+// The arguments of version 2.
 struct GroupedSwiglu {
     AnyTensor x;
     std::vector<AnyTensor> weight, scale, assist;
@@ -90,7 +90,7 @@ void of_tiles_v2(const GroupedSwiglu& call) {
                    call.list_type == 1, call.y, call.y_scale);
 }
 
-// Weights in rows: of the Ascend950 only, where they may also be in MX formats (dequantMode and quantMode 2).
+// Weights in a base format, which only the Ascend950 supports, also in MX formats (dequantMode and quantMode 2).
 void of_rows_v2(const GroupedSwiglu& call) {
     TORCH_CHECK(soc() == Soc::Ascend950, "weight has a base format; CANN takes FRACTAL_NZ on this chip");
     const bool is_mx = call.dequant_mode == 2 && call.quant_mode == 2;

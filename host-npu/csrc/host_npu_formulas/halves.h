@@ -1,4 +1,4 @@
-// What gated units have in common.
+// Code shared by gated units.
 #pragma once
 
 #include <utility>

@@ -5,7 +5,7 @@
 namespace host_npu {
 namespace {
 
-// torch_npu keeps the rows of all steps, each in the room of 8 numbers.
+// torch_npu stores the rows of all steps, padded to 8 numbers.
 constexpr std::int64_t kRow = 8;
 
 void keep(const std::vector<Tensor>& steps, const Out& out) {
@@ -14,14 +14,14 @@ void keep(const std::vector<Tensor>& steps, const Out& out) {
     out = at::constant_pad_nd(rows, {0, kRow - rows.size(-1)}).reshape(out.sizes());
 }
 
-// Rows and columns are divided by their sums in turn, the columns last.
+// Normalizes rows and columns alternately, columns last.
 void sinkhorn(const Tensor& x, float epsilon, std::int64_t iterations, const Out& out, const OptionalOut& norm_out,
               const OptionalOut& sum_out) {
     TORCH_CHECK(x.dim() >= 3 && x.size(-1) == x.size(-2), "x has shape ", x.sizes(),
                 "; its last two dimensions must be equal");
     TORCH_CHECK(iterations >= 1 && iterations <= 100, "num_iters is ", iterations, " instead of 1 to 100");
     auto norm = at::softmax(x, -1) + epsilon;
-    // The first sum is that of no step.
+    // Step 0 divides by no sum.
     std::vector<Tensor> norms{norm}, sums{norm.sum(-1).zero_()};
     for (std::int64_t step = 1; step < 2 * iterations; ++step) {
         const auto sum = norm.sum(step % 2 == 1 ? -2 : -1, true) + epsilon;
@@ -45,11 +45,11 @@ void sinkhorn_grad(const Tensor& dy, const Tensor& norms, const Tensor& sums, co
     const auto steps = each.size(0);
     auto grad = dy.reshape({tokens, size, size});
     for (auto step = steps - 1; step >= 1; --step) {
-        // y = x / (sum x + epsilon) has dx = (dy - sum(dy y)) / (sum x + epsilon).
+        // For y = x / (sum x + epsilon): dx = (dy - sum(dy y)) / (sum x + epsilon).
         const auto dim = step % 2 == 1 ? -2 : -1;
         grad = (grad - (grad * each[step]).sum(dim, true)) / divisors[step].unsqueeze(dim);
     }
-    // The softmax. Its sum with epsilon stands for it, as in CANN's document.
+    // The derivative of the softmax. As in CANN's document, it uses the softmax plus epsilon.
     dx = ((grad - (grad * each[0]).sum(-1, true)) * each[0]).reshape(dy.sizes());
 }
 const Formula<"aclnnMhcSinkhornBackward", sinkhorn_grad> doubly_stochastic_backward;
@@ -63,7 +63,7 @@ void require_streams(const Tensor& x, const OptionalTensor& mix, const Tensor& l
     require_shapes(all);
 }
 
-// The streams x, mixed, and the output of a layer for each of them.
+// Mixes the streams x and adds the layer's output to each.
 void mhc_post(const Tensor& x, const OptionalTensor& mix, const Tensor& layer, const Tensor& post, const Out& out) {
     require_streams(x, mix, layer, post);
     const auto mixed = mix ? mix->transpose(-1, -2).matmul(x) : x;

@@ -9,7 +9,7 @@
 namespace host_npu {
 namespace {
 
-// What all have in common, for what comes between the mask and the result.
+// The rules of all functions. `between` are those of the arguments between mask and result.
 TensorRules inference_rules(const TensorRules& between = {}, const TensorRules& after = {}) {
     TensorRules rules{{"query", kHalves, "* * * | * * * *"},
                       {"key", as("query"), "* * * | * * * * | * * * * 16"},
@@ -29,16 +29,16 @@ const TensorRules kTableAndRope{{"blockTableOptional", {ACL_INT32}, "* *"},
 const TensorRules kTableRopeAndSink{
     kTableAndRope[0], kTableAndRope[1], kTableAndRope[2], {"learnableSinkOptional", as("query"), "*"}};
 
-// The size of the part of a head that has its own tensor.
+// The size of the part of a head that is passed as a separate tensor.
 constexpr std::int64_t kRope = 64;
 
-// The arguments of all functions: those that are not read say how exactly CANN computes.
+// The arguments of all functions. Unread ones control the precision of CANN.
 struct Inference : Setting {
     Tensor query, key, value;
     std::vector<Tensor> key_list, value_list;
     OptionalTensor query_rope, key_rope, pse;
     OptionalIntegerTensor mask, table;
-    // "BNSD_NBSD" is the layout BNSD with results in NBSD.
+    // For example, BNSD_NBSD is the layout BNSD with results in NBSD.
     std::string layout_of_out;
     Ints queries, keys;
     std::int64_t heads_of_keys;
@@ -71,7 +71,7 @@ void require_inference(const Inference& call) {
     TORCH_CHECK(!call.table || !call.keys.empty(), "a block table needs the lengths of the keys");
 }
 
-// Packed tokens are not one.
+// Whether there is a single query per batch; false for packed tokens.
 bool is_one_query(const Inference& call) {
     return !call.packed() && call.query.size(call.layout == "BSH" || call.layout == "BSND" ? 1 : -2) == 1;
 }
@@ -80,7 +80,7 @@ void require_heads(const Inference& call) {
     const auto of_keys = call.heads_of_keys;
     TORCH_CHECK(call.heads > 0 && of_keys > 0 && call.heads % of_keys == 0, "numKeyValueHeads is ", of_keys,
                 ", which does not divide numHeads, ", call.heads);
-    // The heads of a tensor are a dimension, or a part of the last one.
+    // Heads are a dimension of their own, or part of the last dimension.
     const auto require = [&](const char* name, const Tensor& x, const char* argument, std::int64_t heads,
                              std::size_t dimension) {
         TORCH_CHECK(dimension == std::string::npos ? x.size(-1) % heads == 0
@@ -99,10 +99,10 @@ void require_block_size(const Inference& call) {
                 ", and a block of key of shape ", call.key.sizes(), " has ", call.key.size(-2), " tokens");
 }
 
-// Keys and values have the same shape, but for heads of 192 and 128 elements in the layout TND.
+// Keys and values have the same shape, except for heads of 192 and 128 elements in the layout TND.
 void require_tensors(const Inference& call) {
     const auto& layout = call.layout;
-    // Those of blocks: their number, and the tokens of one.
+    // Blocks: their number, and the tokens of a block.
     const std::string blocks = call.key.dim() == 4 ? "PNLD" : "PLH";
     const auto of_keys = call.table ? blocks : layout;
     const auto rope = std::to_string(call.heads_of_keys * kRope), queries_rope = std::to_string(call.heads * kRope);
@@ -127,7 +127,7 @@ void require_tensors(const Inference& call) {
                 " elements, and query of shape ", call.query.sizes(), " has heads of ", heads_of_query);
 }
 
-// CANN takes one length for all batches, or the first ones of as many as there are batches.
+// CANN takes one length for all batches, or at least one per batch.
 void require_lengths(const char* name, const Ints& lengths, std::int64_t batches, std::int64_t most) {
     const auto count = static_cast<std::int64_t>(lengths.size());
     TORCH_CHECK(count <= 1 || count >= batches, name, " has ", count, " numbers for ", batches,
@@ -152,7 +152,7 @@ void require_sequences(const Inference& call) {
     require_lengths("actualSeqLengthsKv", call.keys, call.batches(), of_keys);
 }
 
-// CANN takes more rows and columns than there are queries and keys.
+// CANN accepts more rows and columns than there are queries and keys.
 void require_pse(const Inference& call) {
     if (!call.pse) return;
     const auto& pse = *call.pse;
@@ -161,20 +161,20 @@ void require_pse(const Inference& call) {
                 call.heads, ", ...] with a row for each query and a column for each key");
 }
 
-// The number of a batch's tokens: one for all batches, one for each, or all that there are.
+// The number of tokens of a batch: its own length, the common length, or all tokens.
 std::int64_t length(const Ints& lengths, std::int64_t batch, std::int64_t all) {
     if (lengths.empty()) return all;
     return lengths[lengths.size() == 1 ? 0 : static_cast<std::size_t>(batch)];
 }
 
-// The tokens of a sequence of a packed batch, as [1, heads, sequence, size].
+// Returns a sequence of a packed batch as [1, heads, sequence, size].
 Tensor sequence(const Tensor& x, const Ints& ends, std::int64_t number) {
     const auto end = ends[static_cast<std::size_t>(number)];
     const auto begin = number == 0 ? 0 : ends[static_cast<std::size_t>(number) - 1];
     return by_head(x.slice(0, begin, end), "TND", x.size(1));
 }
 
-// One batch as [1, heads, sequence, size], without what is past its length.
+// Returns one batch as [1, heads, sequence, size], cut to its length.
 Tensor of_batch(const Tensor& x, const Ints& lengths, std::int64_t batch, std::int64_t heads, const Setting& at) {
     if (at.packed()) return sequence(x, lengths, batch);
     const auto as_batch = at.layout == "NSD" ? x.unsqueeze(0) : x;
@@ -182,7 +182,7 @@ Tensor of_batch(const Tensor& x, const Ints& lengths, std::int64_t batch, std::i
     return found.slice(2, 0, length(lengths, batch, found.size(2)));
 }
 
-// Keys in blocks, [blocks, tokens, heads * size] or [blocks, heads, tokens, size], as `table` puts them together.
+// Gathers the keys of a batch from [blocks, tokens, heads * size] or [blocks, heads, tokens, size], by `table`.
 Tensor of_blocks(const Tensor& x, const Inference& call, std::int64_t batch) {
     const auto blocks = x.dim() == 3 ? by_head(x, "BSH", call.heads_of_keys) : x;
     const auto tokens = blocks.size(2);
@@ -197,13 +197,14 @@ Tensor keys_of_batch(const Tensor& x, const Inference& call, std::int64_t batch)
     return repeated(keys, call.heads);
 }
 
-// The part of a tensor of scores or of a mask that is a batch's.
+// Returns a batch's part of a tensor of scores or a mask.
 Tensor batch_of(const Tensor& x, std::int64_t batch, std::int64_t queries, std::int64_t keys) {
     const auto own = x.size(0) == 1 ? x : x.narrow(0, batch, 1);
     return own.slice(2, 0, queries).slice(3, 0, keys);
 }
 
-// [batches or 1, 1, queries, keys]. A single query's mask has no dimension for it, or one; a triangle stays.
+// Returns the mask as [batches or 1, 1, queries, keys]. A single query's mask may lack its dimension; a triangle is
+// unchanged.
 OptionalIntegerTensor mask_of_batch(const Inference& call, std::int64_t batch, const Inputs& in) {
     if (!call.mask || call.mode >= 2) return call.mask;
     const auto& mask = *call.mask;
@@ -230,7 +231,7 @@ Inputs inputs_of_batch(const Inference& call, std::int64_t batch) {
     return {query, key, keys_of_batch(call.value, call, batch), call.heads_of_keys, std::nullopt};
 }
 
-// The rows of all batches, with `value` in those past a batch's length.
+// Concatenates all batches, and fills the rows past a batch's length with `value`.
 Tensor together(const std::vector<Tensor>& batches, std::int64_t rows, const Setting& at, double value = 0) {
     std::vector<Tensor> parts;
     for (const auto& each : batches) {
@@ -246,7 +247,7 @@ Tensor log_of_sum(const Forward& each) {
     return each.max + at::log(each.sum);
 }
 
-// CANN ignores the sparse mode and the band of one query; a mask counts.
+// For a single query, CANN ignores the sparse mode and the band, but not the mask.
 Inference without_band(Inference call) {
     if (!is_one_query(call) || call.query_rope) return call;
     if (!call.mask) call.mode = 0;
@@ -256,7 +257,7 @@ Inference without_band(Inference call) {
     return call;
 }
 
-// The layouts of queries and keys that are not in blocks, and of results.
+// Splits the layout into that of queries and of keys not in blocks, and that of results.
 void split_layout(Inference& call) {
     static const std::set<std::string> known{"BSH",       "BSND",      "BNSD",     "NSD",       "TND",
                                              "NTD",       "BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "BSH_NBSD",
@@ -275,7 +276,7 @@ void split_layout(Inference& call) {
     }
 }
 
-// Blocks whose columns are in tiles of 16, [blocks, heads, tiles, tokens, 16], as [blocks, heads, tokens, size].
+// Views keys in blocks of tiles, [blocks, heads, tiles, tokens, 16], as [blocks, heads, tokens, size].
 void join_tiles(Inference& call) {
     const auto join = [&](const Tensor& x) {
         TORCH_CHECK(x.dim() < 5 || call.table, "keys and values of 5 dimensions need a block table");
@@ -285,7 +286,7 @@ void join_tiles(Inference& call) {
     if (call.key_rope) call.key_rope.emplace(join(*call.key_rope));
 }
 
-// [batches, heads, sequence, size], or [tokens, heads, size], in the layout of the results.
+// Converts [batches, heads, sequence, size], or [tokens, heads, size], to the layout of the results.
 Tensor in_layout_of_out(const Tensor& x, const Inference& call) {
     const auto& layout = call.layout_of_out;
     if (layout == "NSD") return x.squeeze(0);
@@ -300,7 +301,7 @@ void infer(const Inference& given) {
     auto call = without_band(whole);
     call.pse_type = 0;
     if (call.heads_of_keys == 0) call.heads_of_keys = call.heads;
-    // Without it, programs give a tensor of any dtype.
+    // Without with_lse, programs pass a tensor of any dtype.
     TORCH_CHECK(!call.with_lse || !call.lse || call.lse->dtype() == at::kFloat, "softmaxLse has dtype ",
                 name_of(call.lse->dtype()), " instead of float32");
     require_inference(call);

@@ -1,5 +1,5 @@
-// Keys and values of latent attention: RmsNorm of one part, rotation of the other, and both into their caches; and all
-// that comes before the attention.
+// Keys and values of latent attention: RmsNorm of one part and rotation of the other, both written to their caches; and
+// MlaProlog, the computation that precedes the attention.
 #include <set>
 
 #include "host_npu_formulas/norms.h"
@@ -9,7 +9,7 @@
 namespace host_npu {
 namespace {
 
-// Rows [batch, heads, sequence, size] go to their slots of the cache; a negative slot is none.
+// Writes rows [batch, heads, sequence, size] to their slots of the cache. Negative slots are skipped.
 void write_cache(const Tensor& rows, const IntegerTensor& index, const std::string& mode, const Out& cache) {
     auto memory = cache.in_place();
     TORCH_CHECK(memory.dim() == 4 && memory.numel() > 0 && memory.size(-1) == rows.size(-1), "a cache of shape ",
@@ -19,7 +19,7 @@ void write_cache(const Tensor& rows, const IntegerTensor& index, const std::stri
     if (rows.is_meta()) return;
     auto slot = index.flatten().to(at::kLong);
     if (mode == "Norm") {
-        // [batch, heads, places, size], of which a row's index is the place.
+        // The cache is [batch, heads, positions, size]; the index is the position.
         const auto batch = at::arange(rows.size(0), slot.options()).repeat_interleave(rows.size(2));
         TORCH_CHECK(slot.lt(memory.size(2)).all().item<bool>(), "an index is past the ", memory.size(2), " places");
         slot = at::where(slot.lt(0), slot, slot + batch * memory.size(2));
@@ -34,8 +34,8 @@ void write_cache(const Tensor& rows, const IntegerTensor& index, const std::stri
     }
 }
 
-// Rows [tokens, size] go to their slots of a cache [blocks, places, 1, size], in which a block may have columns of 32
-// bytes.
+// Writes rows [tokens, size] to their slots of a cache [blocks, positions, 1, size], whose blocks may be stored in
+// columns of 32 bytes.
 void write_blocks(const Tensor& rows, const IntegerTensor& index, const std::string& mode, const Out& cache) {
     const auto& memory = cache.in_place();
     const auto width = mode.ends_with("NZ") ? 32 / static_cast<std::int64_t>(memory.element_size()) : rows.size(1);
@@ -43,14 +43,14 @@ void write_blocks(const Tensor& rows, const IntegerTensor& index, const std::str
     write_cache(rows.reshape({1, rows.size(0), -1, width}).transpose(1, 2), index, "PA", Out(columns));
 }
 
-// The slots of rows [batch, 1, sequence, size] of which `index` has that of the first row of each block.
+// Returns the slots of rows [batch, 1, sequence, size], where `index` has the slot of the first row of each block.
 IntegerTensor slots_in_blocks(const IntegerTensor& index, const Tensor& rows, std::int64_t places) {
     const auto sequence = rows.size(2), blocks = (sequence + places - 1) / places;
     TORCH_CHECK(index.numel() == rows.size(0) * blocks, "index has ", index.numel(), " elements for ", rows.size(0),
                 " sequences of ", blocks, " blocks");
     const auto first = index.to(at::kLong).reshape({rows.size(0), blocks, 1});
     const auto place = at::arange(places, first.options());
-    // A block begins where its slot is.
+    // The rows start at the beginning of the block that contains the slot.
     const auto slots = at::where(first.lt(0), first, first.div(places, "floor") * places + place);
     return IntegerTensor(slots.flatten(1).slice(1, 0, sequence));
 }
@@ -77,7 +77,7 @@ void write_rows(const Tensor& rows, const KvNorm& in, const Out& cache) {
     write_blocks(rows.flatten(0, 2), index, in.mode, cache);
 }
 
-// Rows as a cache has them: those of int8 times a scale.
+// Converts rows to the cache's dtype: for int8, scales and rounds them.
 Tensor as_cached(const Tensor& rows, const char* name, const OptionalTensor& scale, const Out& cache) {
     const bool is_int8 = cache.dtype() == at::kChar;
     TORCH_CHECK(is_int8 == scale.has_value() && (is_int8 || c10::isFloatingType(cache.dtype())), name, " is ",
@@ -115,7 +115,7 @@ constexpr Members<&KvNorm::epsilon, &KvNorm::mode, &KvNorm::with_rows, &KvNorm::
 const Formula<"aclnnKvRmsNormRopeCache", collected<kv_norm, kKvInputs, kKvSettings>> kv_norm_and_rope;
 const Formula<"aclnnKvRmsNormRopeCacheV2", collected<kv_norm, kKvInputs, &KvNorm::v, kKvSettings>> kv_norm_with_values;
 
-// The arguments of MlaProlog; absent scales are those of bfloat16.
+// The arguments of MlaProlog. Scales are absent for bfloat16.
 struct Prolog {
     AnyTensor tokens, down_query, up_query, down_key;
     Tensor up_key, gamma_of_query, gamma_of_key, sin, cos;
@@ -131,11 +131,11 @@ struct Prolog {
     OptionalOut query_scale, latent, latent_scale;
 
     bool is_quantized() const { return tokens.scalar_type() == at::kChar; }
-    // Whether the second product of the queries is one of int8, as also where it is the only one.
+    // Whether the second product of the queries is in int8, even if it is the only one.
     bool quantizes_latent() const { return up_query.scalar_type() == at::kChar; }
 };
 
-// What each dtype goes with, and the sizes that CANN takes.
+// Checks the combination of dtypes and the sizes.
 void require_prolog(const Prolog& in) {
     const auto hidden = in.tokens.size(-1), rank = in.down_query.size(1);
     const auto heads = in.up_key.size(0), size = in.up_key.size(1);
@@ -164,7 +164,7 @@ void require_prolog(const Prolog& in) {
                 "quantScaleCkv must be given where kvCache has dtype int8, as tokenX, and only there");
 }
 
-// x @ weight, of integers without a rounding, in the dtype that the next product takes.
+// x @ weight, exact for integers, in the dtype that the next product takes.
 Tensor projected(const Tensor& x, const AnyTensor& weight, const OptionalTensor& scale,
                  const OptionalTensor& row_scale) {
     if (!scale) return at::matmul(x, widened(weight));
@@ -210,7 +210,7 @@ void prolog(const Prolog& in) {
     const auto keys = projected(tokens, in.down_key, in.down_key_scale, in.token_scale);
     const auto rank = in.gamma_of_key.size(0);
     auto key = rms_normal(keys.slice(1, 0, rank), in.gamma_of_key, in.epsilon_of_key).result * in.key_factor;
-    // CANN reads the first scale only, also where there is one for each column.
+    // CANN reads only the first scale, even if there is one per column.
     if (in.cache_scale) key = saturated(key * in.cache_scale->flatten()[0], at::kChar);
     write_blocks(key, in.index, in.mode, in.key_cache);
     write_blocks(rotated_sorted(keys.slice(1, rank), cos, sin), in.index, in.mode, in.rope_cache);

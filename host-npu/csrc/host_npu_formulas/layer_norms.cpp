@@ -1,4 +1,4 @@
-// LayerNorm of sums, and GroupNorm with SiLU. gamma and beta have the sizes of the last dimensions, or the channels.
+// LayerNorm of sums, and GroupNorm with SiLU. gamma and beta have the shape of the last dimensions or of the channels.
 #include "host_npu_formulas/norms.h"
 
 namespace host_npu {
@@ -13,7 +13,7 @@ Moments moments(const Tensor& x, at::IntArrayRef dims, double epsilon) {
     return {mean, at::rsqrt((x - mean).square().mean(dims, true) + epsilon)};
 }
 
-// A number for each normalized part of x.
+// Checks that mean and rstd have one number for each normalized part of x.
 void require_statistics(const Tensor& x, at::IntArrayRef dims, const Tensor& mean, const Tensor& rstd) {
     auto sizes = x.sizes().vec();
     for (const auto dim : dims) sizes[static_cast<std::size_t>(dim + x.dim())] = 1;
@@ -23,7 +23,7 @@ void require_statistics(const Tensor& x, at::IntArrayRef dims, const Tensor& mea
     }
 }
 
-// What goes back through (x - mean) * rstd from `grad`.
+// The gradient of (x - mean) * rstd.
 Tensor through_norm(const Tensor& grad, const Tensor& unit, const Tensor& rstd, at::IntArrayRef dims) {
     return rstd * (grad - grad.mean(dims, true) - unit * (grad * unit).mean(dims, true));
 }
@@ -38,7 +38,7 @@ void add_layer_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, con
     y = (x - m) * r * gamma + beta;
     if (sum_wanted && sum) *sum = x;
 }
-// Sums in float32 of a float32 and a 16-bit tensor are there, and parameters in float32 beside 16 bits.
+// Float32 may be added to 16 bits, with a float32 sum; parameters may be float32 for 16-bit tensors.
 const Together kDtypesOfSum{{"x1", "x2", "gamma", "yOut"},
                             {{ACL_FLOAT, ACL_FLOAT, ACL_FLOAT, ACL_FLOAT},
                              {ACL_FLOAT, ACL_FLOAT16, ACL_FLOAT, ACL_FLOAT},
@@ -118,13 +118,13 @@ const Formula<"aclnnDeepNormGrad", deep_norm_grad> deep_backward{
     {"rstd", kFloat}, {"dxOut", kFloats}, {"dgxOut", kFloats}, {"dbetaOut", kFloat}, {"dgammaOut", kFloat},
 };
 
-// [batch, groups, the elements of a group].
+// Views x as [batch, groups, elements of a group].
 Tensor in_groups(const Tensor& x, std::int64_t groups) {
     TORCH_CHECK(x.dim() >= 2 && groups > 0 && x.size(1) % groups == 0, x.sizes(), " cannot be in ", groups, " groups");
     return x.reshape({x.size(0), groups, -1});
 }
 
-// A value of each channel, to go with x.
+// Views one value per channel so that it broadcasts to x.
 Tensor by_channel(const Tensor& value, const Tensor& x) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(x.dim()), 1);
     sizes[1] = x.size(1);

@@ -1,4 +1,4 @@
-// The keys that a sparse attention looks at: those of each query's largest scores; and the gradients of these.
+// The lightning indexer: selects the keys with each query's largest scores for a sparse attention; and its gradients.
 #include <limits>
 
 #include "host_npu_formulas/sequence_layouts.h"
@@ -6,12 +6,12 @@
 namespace host_npu {
 namespace {
 
-// What a head adds to the scores before it is weighted.
+// A head's scores before their weight.
 Tensor of_head(const Tensor& query, const Tensor& keys, std::int64_t head) {
     return at::relu(at::matmul(query.select(1, head), keys.t()));
 }
 
-// The scores of each query and key; the last query comes with the last key, and a key behind its own has none.
+// The scores of each query and key. With `causal`, aligned at the last tokens, later keys are masked.
 Tensor scores_of(const Tensor& query, const Tensor& key, const Tensor& weights, bool causal) {
     const auto keys = key.select(1, 0);
     auto scores = at::zeros({query.size(0), keys.size(0)}, query.options());
@@ -23,7 +23,7 @@ Tensor scores_of(const Tensor& query, const Tensor& key, const Tensor& weights, 
     return scores.masked_fill(at::arange(key.size(0)) > own.unsqueeze(1), -std::numeric_limits<float>::infinity());
 }
 
-// Places without a key have the number -1 and the score -inf, as CANN's kernels write them.
+// As in CANN's kernels, missing keys have the index -1 and the score -inf.
 void index_keys(const Tensor& query, const Tensor& key, const Tensor& weights, const OptionalIntegerTensor& queries,
                 const OptionalIntegerTensor& keys, const OptionalIntegerTensor& table, const std::string& layout,
                 const std::string& layout_of_keys, std::int64_t most, std::int64_t mode, std::int64_t before,
@@ -65,7 +65,7 @@ const Formula<"aclnnLightningIndexer", index_keys> lightning_indexer{
     {"sparseValuesOut", as("query")},
 };
 
-// The gradients of one sequence, which are added to.
+// Adds the gradients of one sequence.
 void add_gradients(const Tensor& query, const Tensor& keys, const Tensor& weights, const Tensor& of_scores,
                    const Tensor& dq, const Tensor& dk, const Tensor& dw) {
     for (std::int64_t head = 0; head < query.size(1); ++head) {

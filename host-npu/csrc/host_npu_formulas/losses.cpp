@@ -13,7 +13,8 @@ void check_options(const std::string& reduction, double smoothing, double zloss,
                 " instead of mean, sum or none");
 }
 
-// Each row's column; 1, or 0 where the row is ignored; the weight of that column; and the weights of all columns.
+// For each row: its column; 1, or 0 if the row is ignored; and the weight of its column. And the weights of all
+// columns.
 struct Targets {
     Tensor columns, counted, weights, all;
 };
@@ -34,7 +35,7 @@ void cross_entropy(const Tensor& x, const IntegerTensor& target, const OptionalT
     const auto logs = at::log_softmax(x, -1);
     const auto [columns, counted, weights, all] = targets(target, weight, ignored, x);
     auto each = -logs.gather(-1, columns).squeeze(-1) * weights;
-    if (smoothing != 0) {  // the target is a mixture with the uniform distribution over the columns
+    if (smoothing != 0) {  // mixes the target with the uniform distribution
         const auto uniform = -(logs * all).sum(-1) * counted / static_cast<double>(x.size(-1));
         each = each * (1 - smoothing) + uniform * smoothing;
     }
@@ -51,7 +52,7 @@ const Formula<"aclnnCrossEntropyLoss", cross_entropy> cross_entropy_forward{
     {"lseForZlossOut", as("input")},
 };
 
-// The gradient and lse of zloss are ignored: callers pass them even if zloss has no scale.
+// The gradient and lse of zloss are ignored: callers pass them even without zloss.
 void cross_entropy_grad(const Tensor& dloss, const Tensor& log_prob, const IntegerTensor& target,
                         const OptionalTensor& weight, const OptionalTensor&, const OptionalTensor&,
                         const std::string& reduction, std::int64_t ignored, double smoothing, double zloss,

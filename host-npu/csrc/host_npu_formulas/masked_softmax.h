@@ -1,4 +1,4 @@
-// The softmax of scaled scores of which a mask takes some out, for two ways to call it.
+// The softmax of scaled, masked scores, shared by two operators.
 #pragma once
 
 #include "host_npu_formulas/formula.h"

@@ -1,4 +1,4 @@
-// Products of matrices with more around them.
+// Matrix products combined with other operations.
 #include <numeric>
 
 #include "ascendcl/device.h"
@@ -11,11 +11,11 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 
 Tensor activated_by(const Tensor& x, const std::string& name) {
-    if (name == "gelu") return at::gelu(x, "tanh");  // as Gelu of Ascend C
+    if (name == "gelu") return at::gelu(x, "tanh");  // like Gelu of Ascend C
     if (name == "fastgelu") return x * at::sigmoid(x * 1.702);
     if (name == "relu") return at::relu(x);
     if (name == "silu") return at::silu(x);
-    // A gate: the second half is activated, as by the functions GeGLU, SwiGLU and ReGlu of Ascend C.
+    // A gate: the second half is activated, like GeGLU, SwiGLU and ReGlu of Ascend C.
     const auto parts = halves(x, -1);
     if (name == "geglu") return parts.first * at::gelu(parts.second, "tanh");
     if (name == "swiglu") return parts.first * at::silu(parts.second);
@@ -23,7 +23,7 @@ Tensor activated_by(const Tensor& x, const std::string& name) {
     TORCH_CHECK(false, "activation is ", name, " instead of gelu, fastgelu, relu, silu, geglu, swiglu or reglu");
 }
 
-// CANN has gates without experts, in float16 and with innerPrecise 1 only.
+// CANN supports gates only without experts, in float16 and with innerPrecise 1.
 void require_gate(const std::string& name, bool has_experts, at::ScalarType dtype, std::int64_t precise) {
     if (!name.ends_with("glu")) return;
     TORCH_CHECK(!has_experts && dtype == at::kHalf && precise == 1, "activation is ", name, " with ",
@@ -31,7 +31,7 @@ void require_gate(const std::string& name, bool has_experts, at::ScalarType dtyp
                 "; CANN takes gates without experts, in float16 and with innerPrecise 1");
 }
 
-// Weights of int8 as numbers: each column has a scale and an offset, or each group of its rows.
+// Dequantizes int8 weights, with a scale and an offset per column, or per group of rows and column.
 Tensor dequantized(const AnyTensor& weight, const OptionalTensor& scale, const OptionalTensor& offset) {
     if (!scale) return weight.scalar_type() == at::kChar ? Tensor(weight) : widened(weight);
     const auto of_rows = [&](const Tensor& x) {
@@ -45,7 +45,7 @@ Tensor dequantized(const AnyTensor& weight, const OptionalTensor& scale, const O
     return (offset ? numbers + of_rows(*offset) : numbers) * of_rows(*scale);
 }
 
-// Two layers, for each expert with its own matrices for its own rows.
+// Two layers; each expert has its own matrices and rows.
 void ffn(const AnyTensor& x, const AnyTensor& weight1, const AnyTensor& weight2, const Sizes& tokens,
          const OptionalAnyTensor& bias1, const OptionalAnyTensor& bias2, const OptionalTensor& scale,
          const OptionalTensor& offset, const OptionalAnyTensor& deq_scale1, const OptionalAnyTensor& deq_scale2,
@@ -145,7 +145,7 @@ const Formula<"aclnnFFNV2", ffn> feed_forward{
               ffn_dtypes(ACL_FLOAT16, ACL_INT8, ACL_FLOAT16, kAbsent, kAbsent, ACL_FLOAT16, ACL_FLOAT16),
               ffn_dtypes(ACL_BF16, ACL_INT8, ACL_FLOAT, kAbsent, kAbsent, ACL_BF16, ACL_BF16)}}};
 
-// CANN does not support a bias. The result has rows, batches and columns, or the batches of each part side by side.
+// CANN does not support a bias. The result is [rows, batches, columns], or has the batches of each part side by side.
 void transpose_batch_matmul(const Tensor& x1, const Tensor& x2, Without<"bias">, Without<"scale">, const Sizes& perm1,
                             const Sizes& perm2, const Sizes& perm_y, std::int8_t, std::int32_t batch_split_factor,
                             const Out& out) {
@@ -166,7 +166,7 @@ void transpose_batch_matmul(const Tensor& x1, const Tensor& x2, Without<"bias">,
 const Formula<"aclnnTransposeBatchMatMul", transpose_batch_matmul> product_of_permuted{
     {"x1", kFloats, "* * *"}, {"x2", as("x1"), "* * *"}, {"out", kFloats, "* * *"}};
 
-// A number for each column, or for each group of rows of one.
+// Expands a number per column, or per group of rows and column, to the matrix.
 Tensor of_matrix(const Tensor& numbers, const Tensor& matrix, std::int64_t group_size) {
     if (numbers.numel() == 1 || group_size <= 0) return numbers.flatten();
     return numbers.repeat_interleave(group_size, 0).slice(0, 0, matrix.size(0));
@@ -194,7 +194,7 @@ void weight_quant_v2(const Tensor& x, const IntegerTensor& weight, const Tensor&
 }
 const Formula<"aclnnWeightQuantBatchMatmulV2", weight_quant_v2> product_with_int8;
 
-// Quantizes each row of x, and multiplies the rows with a quantized weight.
+// Quantizes each row of x and multiplies the rows by a quantized weight.
 Tensor product_of_rows(const Tensor& x, const OptionalTensor& smooth, const Tensor& weight, const Tensor& scale,
                        const OptionalTensor& bias) {
     const auto [rows, of_rows] = quantized_rows(smooth ? x * *smooth : x);

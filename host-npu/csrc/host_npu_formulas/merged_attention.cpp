@@ -1,10 +1,10 @@
-// What is beside attention: results of parts put together, and a softmax with a bias of positions.
+// Operators around attention: merging of partial results, and a softmax with a positional bias.
 #include "host_npu_formulas/masked_softmax.h"
 
 namespace host_npu {
 namespace {
 
-// Results over parts of the keys, by the logarithms of their sums.
+// Merges results over parts of the keys, weighted by their log-sum-exp.
 void merge(const std::vector<Tensor>& logs, const std::vector<Tensor>& results, std::int64_t type, const Out& out,
            const OptionalOut&) {
     TORCH_CHECK(type == 0, "the host NPU has the update type 0 only, not ", type);
@@ -20,7 +20,8 @@ void merge(const std::vector<Tensor>& logs, const std::vector<Tensor>& results, 
 }
 const Formula<"aclnnAttentionUpdate", merge> merged_attention;
 
-// Statistics [tokens, heads] of which each sequence is by head, by token. `ends` begin with 0.
+// Converts statistics [tokens, heads] that are ordered by head within each sequence to token order. `ends` start with
+// 0.
 Tensor by_token(const Tensor& x, const IntegerTensor& ends) {
     if (ends.is_meta()) return x;
     std::vector<Tensor> sequences;
@@ -37,8 +38,8 @@ Tensor by_token(const Tensor& x, const IntegerTensor& ends) {
     return at::cat(sequences);
 }
 
-// The statistics of a softmax, of which each has 8 equal columns: [batch, heads, sequence, 8] beside results in SBH,
-// [tokens, heads, 8] beside TND. As factors of the results.
+// Converts softmax statistics with 8 equal columns, [batch, heads, sequence, 8] for SBH or [tokens, heads, 8] for TND,
+// to factors of the results.
 Tensor of_results(const Tensor& columns, const Tensor& result, const std::string& layout,
                   const OptionalIntegerTensor& ends) {
     const auto one = columns.select(-1, 0);
@@ -46,7 +47,7 @@ Tensor of_results(const Tensor& columns, const Tensor& result, const std::string
     return one.permute({2, 0, 1}).repeat_interleave(result.size(-1) / one.size(1), -1);
 }
 
-// Merges the attention to some keys with that to further keys.
+// Merges attention over some keys with attention over further keys.
 void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, const Tensor& result2,
                  const Tensor& max2, const Tensor& sum2, const OptionalIntegerTensor& ends, const std::string& layout,
                  const std::string& softmax_layout, const Out& out, const Out& max_out, const Out& sum_out) {
@@ -72,7 +73,7 @@ void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, 
 }
 const Formula<"aclnnRingAttentionUpdateV2", ring_update> attention_to_more_keys;
 
-// x is [batch, windows, heads, rows, columns], or has batches and windows as one dimension.
+// x is [batch, windows, heads, rows, columns], with batch and windows possibly merged.
 void masked_softmax(const Tensor& x, const OptionalTensor& mask, const Tensor& bias, double scale, std::int64_t,
                     const Out& out) {
     auto scores = x * scale + bias.reshape({bias.size(-3), bias.size(-2), bias.size(-1)});
@@ -92,7 +93,7 @@ const Formula<"aclnnMaskedSoftmaxWithRelPosBias", masked_softmax> softmax_with_b
     {"out", kFloats},
 };
 
-// Of what is masked: what follows the diagonal, if `triangular`, whatever the given mask is.
+// The mask; if `triangular`, everything above the diagonal instead.
 Tensor masked_places(const Tensor& mask, const Tensor& x, bool triangular) {
     return triangular ? at::ones_like(x, at::kBool).triu(1) : mask.to(at::kBool);
 }

@@ -1,6 +1,6 @@
-// Scales are bytes, the biased exponents of powers of two: 0 is that of 0 too, 255 that of inf and nan.
+// A scale is a byte, the biased exponent of a power of two. 0 also encodes zero, 255 inf and nan.
 //
-// A byte has two numbers of 4 bits, the first one in its lower half: a sign, and which of kNumbersOf4Bits it is.
+// A byte packs two 4-bit numbers, the first in the low bits: a sign, and an index into kNumbersOf4Bits.
 #include "host_npu_formulas/mx_quantization.h"
 
 #include <array>
@@ -30,12 +30,12 @@ Tensor unpacked(const Tensor& x) {
     return at::where(halves.gt(7), -numbers, numbers);
 }
 
-// Numbers in pairs along the last dimension.
+// Packs pairs of numbers along the last dimension.
 Tensor packed(const Tensor& x, const std::string& rounding) {
     std::vector<float> ends;
     for (std::size_t code = 0; code + 1 < kNumbersOf4Bits.size(); ++code) {
         const auto middle = (kNumbersOf4Bits[code] + kNumbersOf4Bits[code + 1]) / 2;
-        // To the nearest number; of two, to the even code (rint), or away from 0 (round).
+        // Round to nearest; ties to the even code (rint) or away from 0 (round).
         ends.push_back(rounding == "round" || code % 2 == 1 ? std::nextafter(middle, 0.0F) : middle);
     }
     auto code = at::bucketize(x.abs(), at::tensor(ends));
@@ -84,7 +84,7 @@ Tensor from_blocks(const Tensor& matrix, const Tensor& scale, std::int64_t axis)
 
 namespace {
 
-// What a block is quantized to.
+// The range of a block's quantized dtype.
 struct Element {
     std::int64_t largest_exponent;
     double largest;
@@ -96,12 +96,12 @@ Element element_of(at::ScalarType dtype) {
 }
 
 struct Rounding {
-    // 0: the exponent of the largest number becomes that of the largest number of the dtype, which saturates. 1:
-    // rounded up, so that nothing saturates.
+    // 0: maps the exponent of the block's maximum to the largest exponent of the dtype; larger numbers saturate. 1:
+    // rounds the exponent up, so that nothing saturates.
     std::int64_t algorithm;
-    // That of the largest number, with the algorithm 1.
+    // The lower bound of a block's maximum, for algorithm 1.
     double least;
-    // How numbers of 4 bits are rounded: rint, floor or round.
+    // The rounding of 4-bit numbers: rint, floor or round.
     std::string mode = "rint";
 };
 
@@ -117,7 +117,7 @@ Tensor exponents_rounded_up(const Tensor& scales) {
     return exponent + is_normal.logical_or(exponent.eq(0).logical_and(mantissa.gt(half)));
 }
 
-// The scales of blocks with these largest absolute values, and what their numbers are multiplied by.
+// Returns the scales of blocks with these maxima, and the factors of their numbers.
 std::pair<Tensor, Tensor> scales_of(const Tensor& largest, const Element& element, const Rounding& rounding) {
     const auto exponent = bits_of(largest).bitwise_right_shift(kMantissaBits);
     Tensor scale, is_zero;
@@ -206,7 +206,7 @@ const Formula<"aclnnDynamicMxQuant", dynamic_mx_quant> by_block{kByBlock};
 const Formula<"aclnnDynamicMxQuantV2", dynamic_mx_quant_v2> by_block_v2{kByBlock};
 const Formula<"aclnnDynamicMxQuantV3", dynamic_mx_quant_v3> by_block_v3{kByBlock};
 
-// For the products with a matrix and with its transpose.
+// Quantizes along both axes, for products with the matrix and with its transpose.
 void of_two_axes_v2(const Tensor& x, const std::string& mode, std::int64_t type, std::int64_t algorithm, double largest,
                     const Out& y1, const Out& scale1, const Out& y2, const Out& scale2) {
     const Rounding rounding{algorithm, 0, mode_or_default(mode)};

@@ -1,4 +1,4 @@
-// RmsNorm and its relatives. gamma has the sizes of the last dimensions, which are normalized.
+// RmsNorm and its variants. gamma has the shape of the last dimensions, which are normalized.
 #include "host_npu_formulas/norms.h"
 
 #include <numeric>
@@ -35,20 +35,20 @@ const Formula<"aclnnRmsNorm", rms_norm> forward{
     {"rstdOut", kFloat},
 };
 
-// Gemma's gamma is the difference from 1.
+// Gemma stores gamma - 1.
 void gemma_rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
     rms_norm(x, gamma + 1, epsilon, y, rstd);
 }
 const Formula<"aclnnGemmaRmsNorm", gemma_rms_norm> gemma;
 
-// What is normalized: A2 and A3 round the sum first, the other chips do not.
+// The input of the norm. A2 and A3 round the sum first, the other chips do not.
 Tensor summed(const Tensor& x1, const Tensor& x2, at::ScalarType dtype) {
     require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     const auto sum = x1 + x2;
     return is_a2_or_a3() ? widened(sum.to(dtype)) : sum;
 }
 
-// Without `rstd` gamma has a 1 before its only dimension.
+// Without `rstd`, gamma is [1, size].
 void add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, const Out& y,
                   const OptionalOut& rstd, const OptionalOut& x) {
     TORCH_CHECK(x || !rstd, "rstdOut without xOut");
@@ -64,7 +64,7 @@ const Formula<"aclnnAddRmsNorm", add_rms_norm> sum{
     {"yOut", as("x1"), "A ...x"}, {"rstdOut", kFloat},        {"xOut", as("x1"), "A ...x"},
 };
 
-// The sum takes the place of x2, what is normalized that of x1.
+// The sum replaces x2, and the normalized sum x1.
 void add_rms_norm_in_place(const Out& x1, const Out& x2, const Tensor& gamma, double epsilon, const Out& rstd) {
     const auto sum = summed(x1.rounded(), x2.rounded(), x2.dtype());
     x2 = sum;
@@ -72,7 +72,7 @@ void add_rms_norm_in_place(const Out& x1, const Out& x2, const Tensor& gamma, do
 }
 const Formula<"aclnnInplaceAddRmsNorm", add_rms_norm_in_place> sum_in_place;
 
-// y1 is what y2 rounded to.
+// y1 is y2 rounded.
 void add_rms_norm_cast(const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, const Out& y1,
                        const Out& y2, const Out& rstd, const Out& x) {
     add_rms_norm(x1, x2, gamma, epsilon, y2, rstd, x);
@@ -80,7 +80,7 @@ void add_rms_norm_cast(const Tensor& x1, const Tensor& x2, const Tensor& gamma, 
 }
 const Formula<"aclnnAddRmsNormCast", add_rms_norm_cast> sum_and_cast;
 
-// The factor of each row may come with ones for the normalized dimensions, or without.
+// The factor of each row may include dimensions of size 1 for the normalized dimensions.
 void rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& factors, const Tensor& gamma, const Out& dx,
                    const Out& dgamma) {
     const auto dims = normalized(x, gamma);

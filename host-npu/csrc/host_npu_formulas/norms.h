@@ -1,4 +1,4 @@
-// What RmsNorm and LayerNorm have in common.
+// Code shared by RmsNorm and LayerNorm.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace host_npu {
 
-// The last dimensions of x, of which gamma has the sizes.
+// Returns the last dimensions of x, which gamma spans.
 std::vector<std::int64_t> normalized(const Tensor& x, const Tensor& gamma);
 
-// What RmsNorm returns: x normalized, and the factor of each row.
+// The result of RmsNorm and the factor of each row.
 struct RmsNormal {
     Tensor result, rstd;
 };

@@ -1,10 +1,10 @@
-// Optimizer steps, and the step of a decoder from one token to the next.
+// Optimizer steps, and the advance of a decoder by one token.
 #include "host_npu_formulas/adam.h"
 
 namespace host_npu {
 namespace {
 
-// AdamW; `step` is the number of the steps before this one.
+// AdamW. `step` is the number of previous steps.
 void apply_adam_w(const Out& var, const Out& m, const Out& v, const OptionalOut& largest, const Tensor& grad,
                   const AnyTensor& step, float lr, float beta1, float beta2, float weight_decay, float epsilon,
                   bool amsgrad, bool maximize) {
@@ -26,7 +26,7 @@ const Formula<"aclnnApplyAdamWV2", apply_adam_w> adam_w{
     {"grad", kFloats, "...x"},   {"step", {ACL_INT64, ACL_FLOAT}, "1 |"},
 };
 
-// The same of the powers before this step, which keeps no largest second moment.
+// The same, given the powers of beta before this step. Keeps no maximum of the second moment.
 void apply_adam_w_of_powers(const Out& var, const Out& m, const Out& v, const Tensor& power1, const Tensor& power2,
                             const Tensor& lr, const Tensor& weight_decay, const Tensor& beta1, const Tensor& beta2,
                             const Tensor& epsilon, const Tensor& grad, const OptionalTensor& largest, bool amsgrad,
@@ -48,9 +48,9 @@ const Formula<"aclnnApplyAdamW", apply_adam_w_of_powers> adam_w_of_powers{
     {"grad", as("varRef"), "...x"},       {"maxGradNormOptional", as("varRef"), "...x"},
 };
 
-// The first sequences, those of queries, get their sampled token, a place more, and a slot. The others are padding:
-// token 0 at place 0, without a slot; their lengths stay. The block of a slot is read in the first row of the table and
-// has the row's offset added, as CANN's kernel and documents have it, where vLLM reads in the row of the sequence.
+// The first `queries` sequences get their sampled token, the next position and a slot. The others are padding: token 0
+// at position 0, no slot, unchanged length. As in CANN's kernel and documents, the block of a slot is the
+// entry of the table's first row plus the offset of the sequence's row; vLLM reads the entry of that row.
 void advance_step(const Out& tokens, const IntegerTensor& sampled, const Out& positions, const Out& lengths,
                   const Out& slots, const IntegerTensor& tables, std::int64_t sequences, std::int64_t queries,
                   std::int64_t block_size) {

@@ -1,4 +1,4 @@
-// Products of int8 matrices, and the 64 bits that their scale may come as.
+// Products of int8 matrices, and the 64-bit encoding of their scales.
 #include <algorithm>
 
 #include "host_npu_formulas/mx_quantization.h"
@@ -15,14 +15,14 @@ Tensor scale_of(const AnyTensor& scale) {
 
 Tensor offset_of(const AnyTensor& scale) {
     if (scale.scalar_type() != at::kLong) return at::zeros({});
-    // 9 bits with a sign, from bit 37 on.
+    // A signed 9-bit number from bit 37.
     return scale.__lshift__(18).__rshift__(55);
 }
 
 namespace {
 
-// The upper 19 bits of the scale as a float, cut off or rounded, a 1 in bit 46, and the offset in the 9 bits below that
-// one.
+// Encodes the upper 19 bits of the float32 scale, truncated or rounded, a 1 in bit 46, and the offset in the 9 bits
+// below.
 void trans_quant_param(const AnyTensor& scale, const OptionalTensor& offset, std::int64_t rounding, const Out& out) {
     TORCH_CHECK(scale.scalar_type() == at::kFloat, "scale has dtype ", scale.scalar_type(), " instead of float32");
     TORCH_CHECK(rounding == 0 || rounding == 1, "round_mode is ", rounding, " instead of 0, which cuts off, or 1");
@@ -45,7 +45,7 @@ void require_absent(const OptionalAnyTensor& tensor, const char* name) {
     TORCH_CHECK(!tensor || tensor->numel() == 0, "the host NPU has no ", name, " of a quantized product");
 }
 
-// What an output may be computed with; a bias may be absent.
+// A valid combination of dtypes; a bias may be absent.
 struct QuantizedCombination {
     at::ScalarType out;
     std::vector<bool> has_token_scale;
@@ -72,10 +72,10 @@ void require_combination(bool has_token_scale, at::ScalarType scale, const Optio
                 name_of(scale), bias ? ", bias " + name_of(bias->scalar_type()) : "", ", out ", name_of(out));
 }
 
-// Groups of 1 row, 1 column and 32 numbers of a sum, as the call has them.
+// The encoding of groups of 1 row, 1 column and 32 summands.
 constexpr std::int64_t kMxGroups = (std::int64_t{1} << 32) + (1 << 16) + kMxBlock;
 
-// The product of matrices in blocks of 32, each of which has a scale.
+// The product of matrices in blocks of 32 elements with a scale each.
 void product_of_blocks(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor& x1_scale, const AnyTensor& scale,
                        const OptionalAnyTensor& bias, bool transpose1, bool transpose2, const Out& out) {
     require_mx();
@@ -96,7 +96,7 @@ void product_of_blocks(const AnyTensor& x1, const AnyTensor& x2, const OptionalT
     out = bias ? y + *bias : y;
 }
 
-// The sums are exact: integers of less than 53 bits.
+// Integer sums are exact, because they have less than 53 bits.
 void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor& token_scale, const AnyTensor& scale,
                   const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset, const OptionalTensor& x2_offset,
                   const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias, bool transpose1, bool transpose2,
@@ -122,7 +122,7 @@ void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor
     require_combination(token_scale.has_value(), scale.scalar_type(), bias, out.dtype());
     const Tensor left = x1.to(at::kDouble), right = x2.to(at::kDouble);
     auto y = at::matmul(transpose1 ? left.mT() : left, transpose2 ? right.mT() : right);
-    // The scales and the bias have a number for each column or row; a scale may also be one for all.
+    // Scales and bias have a number per column or row; a scale may also be a single number.
     const auto rows = std::to_string(y.size(-2)), columns = std::to_string(y.size(-1));
     require_shapes({{"x2Scale", scale.sizes(), "1 | " + columns}});
     if (has_offset) require_shapes({{"x2Offset", x2_offset->sizes(), "1 | " + columns}});
@@ -135,7 +135,7 @@ void quant_matmul(const AnyTensor& x1, const AnyTensor& x2, const OptionalTensor
         if (token_scale) y = y * token_scale->unsqueeze(-1);
     }
     if (bias && !is_whole) y = y + *bias;
-    // An int64 scale has an offset of its own, which is the one that CANN's kernel reads.
+    // An int64 scale encodes its own offset, which CANN's kernel reads instead.
     if (out.dtype() == at::kChar) {
         const bool has_own_bits = scale.scalar_type() == at::kLong;
         y = saturated(y + (has_offset && !has_own_bits ? *x2_offset : offset_of(scale)), at::kChar);
@@ -157,7 +157,7 @@ const TensorRules kQuantizedProduct{
 const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product{kQuantizedProduct};
 const Formula<"aclnnQuantMatmulWeightNz", quant_matmul> quantized_product_of_tiles{kQuantizedProduct};
 
-// What is left to do to sums of integers.
+// Dequantizes sums of integers and adds the bias.
 void dequant_bias(const IntegerTensor& x, const Tensor& weight_scale, const OptionalTensor& token_scale,
                   const OptionalAnyTensor& bias, std::int64_t, const Out& out) {
     TORCH_CHECK(x.dim() == 2 && weight_scale.dim() == 1 && weight_scale.size(0) == x.size(1), "weight_scale of shape ",
@@ -177,7 +177,7 @@ void quant_reduce_sum(const IntegerTensor& x1, const IntegerTensor& x2, const Te
                       Without<"yScale">, Without<"x1Offset">, Without<"x2Offset">, Without<"yOffset">, Without<"bias">,
                       bool transpose_x1, bool transpose_x2, std::int64_t, const std::vector<std::int64_t>&,
                       bool keep_dims, const Out& out) {
-    // torch_npu passes groupSize -1, and dims that are gone when it does.
+    // torch_npu passes groupSize -1, and dims whose memory is freed by then.
     TORCH_CHECK(!transpose_x1 && !transpose_x2 && !keep_dims,
                 "CANN takes neither transposeX1, transposeX2 nor keepDims");
     const auto products = at::matmul(x1.to(at::kDouble), x2.to(at::kDouble)).to(at::kFloat);

@@ -1,4 +1,4 @@
-// Quantization to 8 bits and back. A scale is what a number is multiplied with, or divided by, before it is rounded.
+// Quantization to 8 bits and back. A scale multiplies or divides a number before it is rounded.
 #include "host_npu_formulas/quantization.h"
 
 #include <vector>
@@ -38,7 +38,7 @@ Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTe
 
 namespace {
 
-// The smooth scales of x; with groups, each has a row of them, and ends before a row of x.
+// Multiplies x by its smooth scales; with groups, each group has a row of scales and ends before a row of x.
 Tensor smoothed(const Tensor& x, const OptionalTensor& smooth, const OptionalIntegerTensor& groups) {
     const auto columns = std::to_string(x.size(-1));
     if (!groups) {
@@ -97,10 +97,10 @@ void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const Optio
 }
 const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode{kDynamicQuant};
 
-// Each row in blocks of 128 columns, which have a scale each.
+// Quantizes each row in blocks of 128 columns with a scale each.
 void dynamic_block_quant_v2(const Tensor& x, double least, const std::string& rounding, std::int64_t type,
                             std::int64_t rows, std::int64_t columns, double largest, const Out& y, const Out& scale) {
-    // CANN's documents bound a scale by its inverse, from above.
+    // CANN's documents give an upper bound of a scale, the inverse of minScale.
     TORCH_CHECK(least == 0, "the host NPU has minScale 0 only, not ", least);
     TORCH_CHECK(rounding == "rint", "roundMode is ", rounding, " instead of rint");
     TORCH_CHECK(type == ACL_INT8, "the host NPU quantizes blocks to int8 only, not to aclDataType ", type);
@@ -123,7 +123,7 @@ void dynamic_block_quant(const Tensor& x, double least, const std::string& round
 }
 const Formula<"aclnnDynamicBlockQuant", dynamic_block_quant> blocks_to_int8{kBlocks};
 
-// `scale` along a dimension, which x need not have if there is one number for all.
+// Broadcasts `scale` along a dimension of x. A single number needs no such dimension.
 Tensor along(const Tensor& scale, const Tensor& x, std::int64_t axis) {
     if (scale.numel() == 1) return scale.reshape({});
     const auto dim = c10::maybe_wrap_dim(axis, x.dim());
@@ -145,7 +145,7 @@ void ascend_quant(const Tensor& x, const Tensor& scale, const OptionalTensor& of
 }
 const Formula<"aclnnAscendQuantV3", ascend_quant> ascend_quant_by_axis;
 
-// A group is the rows before its end, and has a row of the scale.
+// Each group has a row of the scale, and ends before a row of x.
 void group_quant(const Tensor& x, const Tensor& scale, const IntegerTensor& ends, const OptionalTensor& offset,
                  std::int32_t, const Out& y) {
     TORCH_CHECK(x.dim() == 2 && scale.dim() == 2 && scale.size(1) == x.size(1) && ends.dim() == 1 &&
@@ -171,7 +171,7 @@ void quantize(const Tensor& x, const Tensor& scale, const OptionalAnyTensor& zer
     out = saturated(scaled, out.dtype());
 }
 const Formula<"aclnnQuantize", quantize> quantize_by_axis;
-// torch_npu's kernels call it; what they return differs by its version.
+// torch_npu's kernels of these call it; their results differ between its versions.
 const NativeKernels native{"aten::quantize_per_tensor", "aten::quantize_per_channel"};
 
 void ascend_anti_quant(const IntegerTensor& x, const Tensor& scale, const OptionalTensor& offset, std::int64_t,

@@ -1,4 +1,4 @@
-// What quantizations have in common.
+// Code shared by quantizations.
 #pragma once
 
 #include <utility>
@@ -7,17 +7,17 @@
 
 namespace host_npu {
 
-// Rounded to the nearest even integer that the dtype has.
+// Rounds half to even and saturates to the dtype.
 Tensor saturated(const Tensor& x, at::ScalarType dtype);
 void require_int8(const Out& out);
-// The floats of a scale, which may come as the upper bits of 64.
+// Returns the floats of a scale, which may be encoded in 64 bits.
 Tensor scale_of(const AnyTensor& scale);
-// What an int8 result is shifted by: a number in the upper ones of 64 bits, as npu_trans_quant_param puts it there.
+// Returns the offset of an int8 result, which npu_trans_quant_param encodes in the upper half of a 64-bit scale.
 Tensor offset_of(const AnyTensor& scale);
-// Each row times 127 by its largest number, and the inverse of that factor.
+// Returns each row scaled by 127 / max and rounded, and the inverse factors.
 std::pair<Tensor, Tensor> quantized_rows(const Tensor& x);
-// The numbers of each row: those of its group, of which `groups` has the ends or the sizes. Rows after the last group
-// have those of the last one; nobody reads them.
+// Expands numbers per group to rows. `groups` has the ends or the sizes. Rows after the last group get its numbers,
+// which are not used.
 Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTensor& groups, bool sizes);
 
 }  // namespace host_npu

@@ -1,4 +1,4 @@
-// Products, softmax, sums and losses of PyTorch under their names in CANN.
+// PyTorch's products, softmax, sums and losses under their names in CANN.
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
@@ -6,7 +6,7 @@ namespace {
 
 using Ints = std::vector<std::int64_t>;
 
-// What the cube computes with is a matter of speed here.
+// The math type of the cube unit is ignored: on the host it does not change the result.
 void matmul(const Tensor& x, const Tensor& y, const Out& out, std::int8_t) { out = at::matmul(x, y); }
 const Formula<"aclnnMatmul", matmul> matrices;
 
@@ -44,7 +44,7 @@ void log_softmax_grad(const Tensor& grad, const Tensor& y, std::int64_t dim, con
 }
 const Formula<"aclnnLogSoftmaxBackward", log_softmax_grad> log_softmax_derivative;
 
-// The dtype is that of the output.
+// The dtype argument equals that of the output.
 void reduce_sum(const AnyTensor& x, const Ints& dims, bool keeps, std::int32_t, const Out& out) {
     out = at::sum(x.is_floating_point() ? widened(x) : Tensor(x), dims, keeps);
 }
@@ -71,7 +71,7 @@ void index_select(const AnyTensor& x, std::int64_t dim, const IntegerTensor& ind
 }
 const Formula<"aclnnIndexSelect", index_select> rows_of_indices;
 
-// The dimension becomes those of the index.
+// The dimension is replaced by the dimensions of the index.
 void gather_v3(const AnyTensor& x, std::int64_t dim, const IntegerTensor& index, std::int64_t batch_dims,
                std::int64_t mode, const Out& out) {
     TORCH_CHECK(batch_dims == 0, "the host NPU has batchDims 0 only, not ", batch_dims);
@@ -96,7 +96,7 @@ void index_add(const Tensor& x, std::int64_t dim, const IntegerTensor& index, co
 }
 const Formula<"aclnnIndexAddV2", index_add> rows_added_at_indices;
 
-// The sums of what each element was repeated to.
+// Sums the gradients of each element's repetitions.
 void repeat_interleave_grad(const Tensor& grad, const IntegerTensor& repeats, std::int64_t axis, const Out& out) {
     const auto dim = c10::maybe_wrap_dim(axis, grad.dim());
     TORCH_CHECK(repeats.dim() == 1, "repeats has ", repeats.dim(), " dimensions instead of 1");
@@ -118,7 +118,7 @@ void bce_with_logits(const Tensor& x, const Tensor& target, const OptionalTensor
 }
 const Formula<"aclnnBinaryCrossEntropyWithLogits", bce_with_logits> cross_entropy_of_logits;
 
-// What a mean divides by.
+// The divisor of a mean.
 double divisor(const Tensor& each, std::int64_t reduction) {
     return reduction == at::Reduction::Mean ? static_cast<double>(each.numel()) : 1;
 }
@@ -126,7 +126,7 @@ double divisor(const Tensor& each, std::int64_t reduction) {
 void bce_with_logits_grad(const Tensor& grad, const Tensor& x, const Tensor& target, const OptionalTensor& weight,
                           const OptionalTensor& pos_weight, std::int64_t reduction, const Out& out) {
     const auto s = at::sigmoid(x);
-    // -p t log s - (1 - t) log (1 - s) has the derivative s (p t + 1 - t) - p t.
+    // The derivative of -p t log s - (1 - t) log (1 - s) is s (p t + 1 - t) - p t.
     const auto positive = pos_weight ? *pos_weight * target : Tensor(target);
     auto each = (s * (positive + 1 - target) - positive) * grad;
     if (weight) each = each * *weight;
@@ -134,7 +134,7 @@ void bce_with_logits_grad(const Tensor& grad, const Tensor& x, const Tensor& tar
 }
 const Formula<"aclnnBinaryCrossEntropyWithLogitsBackward", bce_with_logits_grad> cross_entropy_of_logits_derivative;
 
-// A divergence has the mean of batches (3), too.
+// A divergence also has the batch mean (3).
 double divisor_of_divergence(const Tensor& each, std::int64_t reduction) {
     if (reduction == 3) return static_cast<double>(each.dim() == 0 ? 1 : each.size(0));
     return divisor(each, reduction);
@@ -151,7 +151,7 @@ const Formula<"aclnnKlDivBackward", kl_div_grad> divergence_derivative;
 
 void kl_div_target_grad(const Tensor& grad, const Tensor& x, const Tensor& target, std::int64_t reduction, bool is_log,
                         const Out& out) {
-    // t (log t - x), or exp(t) (t - x), and 0 where t is.
+    // t (log t - x), or exp(t) (t - x); 0 where t is 0.
     const auto each = is_log ? target.exp() * (target - x + 1) : target.log() - x + 1;
     const auto inside = is_log ? each : each.masked_fill(target.eq(0), 0);
     out = inside * grad / divisor_of_divergence(inside, reduction);

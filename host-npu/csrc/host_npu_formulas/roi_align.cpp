@@ -1,4 +1,4 @@
-// ROIAlign, means of samples between the elements of a feature map, and its gradient.
+// ROIAlign, means of interpolated samples of a feature map, and its gradient.
 #include <cmath>
 
 #include "host_npu_formulas/formula.h"
@@ -7,13 +7,13 @@ namespace host_npu {
 namespace {
 
 struct Regions {
-    // [regions, 5]: the number of an image, and the first and the last x and y.
+    // [regions, 5]: the image index, then the corners x1, y1, x2, y2.
     Tensor corners;
     double scale;
     std::int64_t height, width, samples, mode;
 };
 
-// What each of `pooled` parts of a region has of the `size` elements along a dimension: [pooled, size].
+// The weight of each of `size` elements in each of `pooled` bins of a region, along one dimension: [pooled, size].
 Tensor shares(double begin, double end, std::int64_t pooled, std::int64_t size, const Regions& in) {
     const auto shift = in.mode == 2 ? 0.5 : 0;
     const auto length = in.mode == 2 ? (end - begin) * in.scale : std::max((end - begin) * in.scale, 1.0);
@@ -27,7 +27,7 @@ Tensor shares(double begin, double end, std::int64_t pooled, std::int64_t size, 
     return of_samples.view({pooled, samples, size}).mean(1).to(at::kFloat);
 }
 
-// Calls `body` with the number of each region, that of its image, and its shares of rows and columns.
+// Calls `body` with the index of each region, its image, and its weights of rows and columns.
 template <class Body>
 void for_each_region(const Regions& in, at::IntArrayRef images, const Body& body) {
     TORCH_CHECK(in.mode == 0 || in.mode == 2, "roiEndMode is ", in.mode, "; the host NPU takes 0 and 2");

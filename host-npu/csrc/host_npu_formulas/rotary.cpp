@@ -1,4 +1,4 @@
-// RotaryPositionEmbedding: pairs of elements of the last dimension are rotated.
+// RotaryPositionEmbedding: rotates pairs of elements of the last dimension.
 #include "host_npu_formulas/rotary.h"
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 namespace host_npu {
 namespace {
 
-// The pairs turned by 90 degrees: its transpose is its negative. They are the two halves (mode 0), or neighbours (1).
+// Rotates the pairs by 90 degrees; the transpose is the negative. Pairs span the two halves (mode 0) or are neighbors
+// (1).
 Tensor turned(const Tensor& x, std::int64_t mode) {
     TORCH_CHECK(mode == 0 || mode == 1, "the host NPU has modes 0 (half) and 1 (interleave) only, not ", mode);
     TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements; the number must be even");
@@ -33,19 +34,19 @@ Tensor rotated_sorted(const Tensor& x, const Tensor& cos, const Tensor& sin) {
 
 namespace {
 
-// The last dimension is rotated; cos and sin have a 1 in place of heads, of batches, or of both.
+// The last dimension is rotated. cos and sin have size 1 for heads, batches or both.
 constexpr const char* kRotated = "A B C D%2<=1024 | T N D%2<=1024";
 constexpr const char* kAngles =
     "A B C D | 1 B C D | A 1 C D | A B 1 D | 1 1 C D | 1 B 1 D | A 1 1 D | 1 1 1 D | T N D | T 1 D";
 const TensorRules kRotary{
     {"x", kFloats, kRotated}, {"cos", as("x"), kAngles}, {"sin", as("x"), kAngles}, {"out", as("x"), kRotated}};
 
-// cos and sin are of the same angles.
+// cos and sin must have the same shape.
 void require_angles(const Tensor& cos, const Tensor& sin) {
     require_shapes({{"cos", cos.sizes(), "...cos"}, {"sin", sin.sizes(), "...cos"}});
 }
 
-// The chips before the Ascend950 rotate smaller heads, and neighbours by angles of positions only.
+// Chips before the Ascend950 only rotate smaller heads, and neighbors only by angles that depend on the position alone.
 void require_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode) {
     require_angles(cos, sin);
     if (soc() == Soc::Ascend950) return;
@@ -66,7 +67,7 @@ void rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t 
 }
 const Formula<"aclnnRotaryPositionEmbedding", rotary> rotary_forward{kRotary};
 
-// `rotate` is a matrix that turns the pairs in the mode's place.
+// `rotate` is a matrix that rotates the pairs, in place of a mode.
 void rotary_by(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const OptionalTensor& rotate,
                const Out& out) {
     require_rotary(x, cos, sin, mode);
@@ -92,7 +93,7 @@ const Formula<"aclnnRotaryPositionEmbeddingGrad", rotary_grad> rotary_backward{
     {"dsinOut", kFloats, kAngles},
 };
 
-// The chips before the Ascend950 rotate halves of heads of one of two sizes, in two layouts, by angles of tokens.
+// Chips before the Ascend950 only rotate halves, of two head sizes, in two layouts, by angles per token.
 void require_tokens(const Out& query, const Out& key, const Tensor& cos, std::int64_t layout, const std::string& mode) {
     if (soc() == Soc::Ascend950) return;
     constexpr std::array names{"BSND", "SBND", "BNSD", "TND"};
@@ -109,7 +110,7 @@ void require_tokens(const Out& query, const Out& key, const Tensor& cos, std::in
                 " elements; CANN rotates 64 or 128 on this chip");
 }
 
-// Whatever the layout: cos and sin have a 1 in place of the heads.
+// Works for all layouts: cos and sin have size 1 in place of the heads.
 void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Tensor& sin, std::int64_t layout,
                   const std::string& mode) {
     require_tokens(query, key, cos, layout, mode);
@@ -140,8 +141,8 @@ const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted{
     {"y", kHalves, "B N S 64"},
 };
 
-// The cosines and sines of tokens: rows of the cache, or with sections, of which each has positions of its own, parts
-// of rows, one after the other or by turns.
+// The cosines and sines of tokens: rows of the cache. With sections, which have their own positions, parts of several
+// rows are concatenated or interleaved.
 std::vector<Tensor> angles_of(const Tensor& positions, const Tensor& cache, const std::vector<std::int64_t>& sections,
                               bool by_turns) {
     const auto rows = cache.index_select(0, positions.to(at::kLong).flatten());
@@ -181,7 +182,7 @@ std::vector<Tensor> angles_of(const Tensor& positions, const Tensor& cache, cons
     return angles;
 }
 
-// A row of `cache` is the cosines of a position and then its sines; the first part of each head is rotated by them.
+// A row of `cache` has the cosines and then the sines of a position. They rotate the first part of each head.
 void rope_with_cache(const IntegerTensor& positions, const Tensor& query, const Tensor& key, const Tensor& cache,
                      const std::vector<std::int64_t>& sections, std::int64_t head_size, bool halves,
                      std::int64_t cache_mode, const Out& query_out, const Out& key_out) {

@@ -1,4 +1,4 @@
-// Mixtures of experts: a row for each choice of a token, in the order of the experts, and their sums afterwards.
+// Mixtures of experts: a row per choice of a token, ordered by expert, and the sums of each token's rows.
 #include <limits>
 
 #include "host_npu_formulas/experts.h"
@@ -14,7 +14,7 @@ void require_tokens(const Tensor& x, const Tensor& experts) {
                 " and expert_idx of shape ", experts.sizes(), " must have one row per token each");
 }
 
-// `rows` numbers the k-th choices of all tokens one after the other.
+// `rows` numbers the k-th choices of all tokens consecutively.
 void init_routing(const AnyTensor& x, const IntegerTensor& rows, const IntegerTensor& experts, std::int64_t active,
                   const Out& expanded, const Out& places, const Out& sorted_experts) {
     require_tokens(x, experts);
@@ -37,7 +37,7 @@ const Formula<"aclnnMoeInitRouting", init_routing> routing_by_columns{
     {"expandedExpertIdxOut", {ACL_INT32}, "*"},
 };
 
-// The choices of all tokens, token after token, sorted by their expert; those that are not for an active one come last.
+// The choices of all tokens, sorted by expert; choices of inactive experts come last.
 struct Choices {
     Tensor order, active, counts;
     std::int64_t choices, first, last;
@@ -49,27 +49,28 @@ struct Choices {
         require_indices("expertIdx", experts, expert_num);
         const auto flat = experts.flatten().to(at::kLong);
         active = flat.ge(first).logical_and(flat.lt(last));
-        // What is not active comes last: the experts behind the range, then those before it.
+        // Inactive choices last: experts after the range, then those before it.
         order = stable_order(at::where(flat.ge(first), flat, std::numeric_limits<std::int32_t>::max()));
         const auto numbers = at::arange(first, last, flat.options());
         counts = flat.unsqueeze(0).eq(numbers.unsqueeze(1)).sum(1);
     }
 
-    // Where each choice is in the order.
+    // The position of each choice in the order.
     Tensor places() const { return stable_order(order); }
-    // How many come first, of so many if there is no memory to count in.
+    // The number of active choices; `of` for meta tensors.
     std::int64_t count(std::int64_t of) const {
         return order.is_meta() ? of : std::min(of, counts.sum().item<std::int64_t>());
     }
 };
 
-// What is behind the rows stays as it is.
+// Writes the first `count` rows; the others are unchanged.
 void assign_rows(const Out& out, const Tensor& rows, std::int64_t count) {
     TORCH_CHECK(out.sizes() == rows.sizes(), "an output has shape ", out.sizes(), " instead of ", rows.sizes());
     out.in_place().slice(0, 0, count).copy_(rows.slice(0, 0, count));
 }
 
-// 0: sums of the counts; 1: counts; 2: pairs of an expert and its count, for those that have a row, and then zeros.
+// Counts of tokens per expert: cumulative (0), plain (1), or pairs of expert and count for experts with rows, padded
+// with zeros (2).
 Tensor numbers_of_tokens(const Choices& by, std::int64_t type, std::int64_t expert_num) {
     if (type == 0) return by.counts.cumsum(0);
     if (type == 1) return by.counts;
@@ -89,7 +90,7 @@ struct Expanded {
     OptionalTensor scale;
 };
 
-// Rows of the tokens, quantized if that is asked for, with the scale of each.
+// The rows of the tokens, quantized if requested, and their scales.
 Expanded expanded_rows(const AnyTensor& x, const IntegerTensor& experts, const OptionalTensor& scale,
                        const OptionalTensor& offset, std::int64_t mode, const Choices& by, const Tensor& order) {
     const auto tokens = order.div(by.choices, "trunc");
@@ -119,7 +120,7 @@ Expanded expanded_rows(const AnyTensor& x, const IntegerTensor& experts, const O
     return {quantized, row_scale};
 }
 
-// An expert has room for as many rows as its capacity; what is too much is dropped, and what is empty is 0.
+// Each expert gets `capacity` rows: excess rows are dropped, missing ones are 0.
 void pad_experts(const AnyTensor& x, const Choices& by, std::int64_t expert_num, std::int64_t capacity,
                  const IntegerTensor& experts, const Out& expanded, const Out& places) {
     TORCH_CHECK(by.first == 0 && by.last == expert_num, "a padded routing has all experts active");
@@ -171,13 +172,13 @@ const Formula<"aclnnMoeInitRoutingV3", init_routing_v3> routing_by_rows{
     {"expandedScaleOut", kFloat},
 };
 
-// The numbers of `drop_pad_mode` differ in the order of `places`, and in whether experts have a capacity.
+// The values of `drop_pad_mode` differ in the order of `places` and in whether experts have a capacity.
 bool is_by_columns(std::int64_t mode) {
     TORCH_CHECK(mode >= 0 && mode <= 3, "drop_pad_mode is ", mode, " instead of 0 to 3");
     return mode < 2;
 }
 
-// The weighted sum of a token's rows, of which a place -1 is none, with what is added to each or to the sum.
+// The weighted sum of a token's rows, with terms added to each row or to the sum. A place of -1 is no row.
 void finalize_routing_v2(const Tensor& expanded, const IntegerTensor& places, const OptionalTensor& skip1,
                          const OptionalTensor& skip2, const OptionalTensor& bias, const OptionalTensor& scales,
                          const OptionalIntegerTensor& experts, std::int64_t mode, const Out& out) {
@@ -238,14 +239,14 @@ void finalize_routing_v4(const Tensor& expanded, const IntegerTensor& places, co
 }
 const Formula<"aclnnMoeFinalizeRoutingV4", finalize_routing_v4> sums_of_plain_experts{kFinalized};
 
-// How many rows are for an expert of this number or a smaller one.
+// Counts the rows for experts up to and including each expert.
 void compute_expert_tokens(const IntegerTensor& sorted_experts, std::int64_t expert_num, const Out& out) {
     const auto experts = at::arange(expert_num, sorted_experts.options());
     out = at::searchsorted(sorted_experts, experts, false, /*right=*/true);
 }
 const Formula<"aclnnMoeComputeExpertTokens", compute_expert_tokens> ends_of_experts;
 
-// The rows of all ranks, rank after rank and each in the order of the experts, in the order of the experts.
+// Reorders rows from rank-major (ordered by expert within each rank) to the order of the experts.
 void re_routing(const AnyTensor& tokens, const IntegerTensor& counts, const OptionalAnyTensor& scales,
                 std::int64_t numbers_type, std::int64_t index_type, const Out& permuted, const OptionalOut& scales_out,
                 const Out& index, const Out& numbers) {

@@ -1,4 +1,4 @@
-// Mixtures of experts by a map of which token goes to which expert.
+// Mixtures of experts routed by a map of tokens to experts.
 #include "host_npu_formulas/experts.h"
 
 namespace host_npu {
@@ -6,8 +6,8 @@ namespace {
 
 using Ints = std::vector<std::int64_t>;
 
-// The rows of a routing map, the experts', one after the other: places there, and the token of each. With a capacity
-// each expert has as many rows, first those of the tokens that it gets.
+// The rows of a routing map, ordered by expert: their positions in the transposed map, and their tokens. With a
+// capacity, all experts have the same number of rows, the assigned tokens first.
 struct Rows {
     Tensor places, tokens;
     std::int64_t experts, of_tokens;
@@ -33,7 +33,7 @@ struct Rows {
         tokens = places.remainder(of_tokens);
     }
 
-    // The rows `index` of a capacity, which are of these tokens.
+    // From the row indices `index` and their tokens, with a capacity.
     Rows(const Tensor& index, const Tensor& tokens, const Tensor& map) : tokens(tokens) {
         TORCH_CHECK(map.dim() == 2 && map.size(1) > 0 && index.size(0) % map.size(1) == 0, "a map has shape ",
                     map.sizes(), " for ", index.size(0), " rows, as many of each expert");
@@ -42,7 +42,7 @@ struct Rows {
         places = index.div(std::max<std::int64_t>(index.size(0) / experts, 1), "trunc") * of_tokens + tokens;
     }
 
-    // The numbers of a map at these rows, and back.
+    // Gathers the values of a map at these rows; in_map scatters them back.
     Tensor of_map(const Tensor& values) const {
         TORCH_CHECK(values.sizes() == at::IntArrayRef({of_tokens, experts}), "probs has shape ", values.sizes(),
                     " instead of routing_map's [", of_tokens, ", ", experts, "]");
@@ -58,7 +58,7 @@ struct Rows {
     }
 };
 
-// The sums of the rows of each token.
+// Sums the rows of each token.
 Tensor sums_of_tokens(const Tensor& rows, const Tensor& tokens, std::int64_t count) {
     return at::zeros({count, rows.size(1)}, rows.options()).index_add(0, tokens, rows);
 }
@@ -74,7 +74,7 @@ void map_permute(const AnyTensor& tokens, const IntegerTensor& map, const Option
 }
 const Formula<"aclnnMoeTokenPermuteWithRoutingMap", map_permute> permute_by_map;
 
-// Which token each row is one of: without a capacity `index` is the rows, token after token, with one the tokens.
+// The token of each row. Without a capacity, `index` has the rows by token; with a capacity, it has the tokens.
 Tensor tokens_of_rows(const Tensor& index, const Tensor& order, std::int64_t tokens, bool padded) {
     if (padded) return index.index({order});
     return at::arange(index.size(0), index.options()).div(tokens == 0 ? 1 : index.size(0) / tokens, "trunc");
@@ -95,7 +95,7 @@ void map_permute_grad(const Tensor& dpermuted, const OptionalTensor& dprobs, con
 }
 const Formula<"aclnnMoeTokenPermuteWithRoutingMapGrad", map_permute_grad> permute_by_map_backward;
 
-// The rows `order`, of these tokens. Without a capacity, the first one of a token is that of its first expert.
+// The rows at `order`, which belong to `tokens`. Without a capacity, a token's rows are ordered by expert.
 Rows rows_in_order(const OptionalIntegerTensor& map, const Tensor& probs, const Tensor& order, const Tensor& tokens,
                    bool padded) {
     if (padded) return Rows(order, tokens, probs);
@@ -105,7 +105,7 @@ Rows rows_in_order(const OptionalIntegerTensor& map, const Tensor& probs, const 
     return rows;
 }
 
-// Row `out_index[i]` is one of token `token_of[i]`.
+// Row `out_index[i]` belongs to token `token_of[i]`.
 void map_unpermute(const Tensor& permuted, const IntegerTensor& index, const OptionalIntegerTensor& map,
                    const OptionalTensor& probs, bool padded, const Ints& shape, const Out& tokens, const Out& out_index,
                    const Out& token_of, const OptionalOut& permuted_probs) {
@@ -124,7 +124,7 @@ void map_unpermute(const Tensor& permuted, const IntegerTensor& index, const Opt
         const auto weights = rows_in_order(map, *probs, order, of, padded).of_map(*probs);
         *permuted_probs = padded ? weights.index({stable_order(order)}) : weights;
         rows = rows * weights.unsqueeze(-1);
-        // Without a capacity, CANN leaves out the rows that weigh nothing, whatever they have.
+        // Without a capacity, CANN skips rows with weight 0, even if they contain NaN.
         if (!padded) rows = rows.masked_fill(weights.eq(0).unsqueeze(-1), 0);
     }
     tokens = sums_of_tokens(rows, of, shape[0]);
@@ -135,7 +135,7 @@ void map_unpermute_grad(const Tensor& dtokens, const IntegerTensor& out_index, c
                         const OptionalIntegerTensor& map, const OptionalTensor& permuted, const OptionalTensor& probs,
                         bool padded, const Ints&, const Out& dpermuted, const OptionalOut& dprobs) {
     require_indices("outIndex", out_index, out_index.numel());
-    // Programs without a capacity pass the sorted indices for both arguments.
+    // Without a capacity, programs pass the sorted indices for both arguments.
     const auto order = out_index.to(at::kLong), places = stable_order(order);
     const auto of = padded ? token_of.to(at::kLong) : tokens_of_rows(order, order, dtokens.size(0), false);
     const auto grads = dtokens.index({of});

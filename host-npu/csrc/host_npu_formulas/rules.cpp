@@ -21,7 +21,7 @@ constexpr std::array kNamed{ACL_FLOAT,         ACL_FLOAT16,     ACL_BF16,       
                             ACL_INT16,         ACL_INT32,       ACL_INT64,       ACL_UINT32,     ACL_UINT64, ACL_BOOL,
                             ACL_FLOAT8_E4M3FN, ACL_FLOAT8_E5M2, ACL_FLOAT8_E8M0, ACL_FLOAT4_E2M1};
 
-// "a", "a or b", "a, b or c"
+// Formats alternatives: "a", "a or b", "a, b or c".
 std::string either(const std::vector<std::string>& texts) {
     std::string joined;
     for (std::size_t index = 0; index < texts.size(); ++index) {
@@ -39,7 +39,7 @@ std::string in_brackets(const Dims& dims) {
     return text.str();
 }
 
-// The arguments of a call, with their rules if there are some.
+// The arguments of a call, with their rules if any.
 class Call {
   public:
     Call(const Rules& rules, const TensorArguments& given) : rules_(rules), given_(given) {}
@@ -56,7 +56,7 @@ class Call {
         const auto name = has_rules() ? rule(number).name : "tensor " + std::to_string(number + 1);
         return argument(number).is_list ? name + "[" + std::to_string(member) + "]" : name;
     }
-    // The tensor that an argument is, or a null pointer.
+    // Returns the tensor of an argument, or null.
     const aclTensor* find(const std::string& name) const {
         for (std::size_t number = 0; number < count(); ++number) {
             if (rule(number).name == name) return tensors(number).empty() ? nullptr : tensors(number).front();
@@ -84,7 +84,7 @@ bool is_taken(aclDataType dtype, Taken taken) {
     return taken == Taken::kAll || at::isFloatingType(*type) == (taken == Taken::kFloats);
 }
 
-// What the documents let an argument have.
+// The documented dtypes of an argument.
 class Allowed {
   public:
     Allowed(const Call& call, const Dtypes& dtypes)
@@ -98,7 +98,7 @@ class Allowed {
         if (dtype == ACL_BF16 && !has_bfloat16()) return false;
         return dtype == like_ || set_.contains(dtype);
     }
-    // Nothing is stated, or an argument that is absent has the dtype.
+    // Whether any dtype is allowed: no rule, or one that refers to an absent argument.
     bool all() const { return set_.empty() && like_ == ACL_DT_UNDEFINED; }
 
     std::string text() const {
@@ -179,7 +179,7 @@ struct Dimension {
     bool is_number() const { return name.find_first_not_of("0123456789") == std::string::npos; }
 };
 
-// The sizes that names have, one, or as many as `...x` stands for.
+// The sizes of each name: one, or as many as `...x` matches.
 using Sizes = std::map<std::string, std::vector<std::int64_t>>;
 
 bool fits(const Dimension& dimension, std::span<const std::int64_t> these, Sizes& known) {
@@ -192,7 +192,7 @@ bool fits(const Dimension& dimension, std::span<const std::int64_t> these, Sizes
     return known.try_emplace(dimension.name, values).first->second == values;
 }
 
-// One of the shapes that a rule has between `|`.
+// One of the alternatives of a rule, which `|` separates.
 class Shape {
   public:
     explicit Shape(const std::string& text) : text_(text) {
@@ -200,7 +200,7 @@ class Shape {
         for (std::string word; words >> word;) dimensions_.emplace_back(word);
     }
 
-    // Adds what the names of this shape stand for.
+    // Records the sizes of the names on a match.
     bool matches(const Dims& dims, Sizes& known) const {
         const std::span<const std::int64_t> all(dims);
         std::size_t many = 0;
@@ -218,7 +218,7 @@ class Shape {
         return true;
     }
 
-    // "[T, K]", with the sizes that are known of several dimensions.
+    // Formats the shape, for example "[T, K]", with the known sizes of `...x`.
     std::string text(const Sizes& known) const {
         std::vector<std::string> words;
         std::istringstream text(text_);
@@ -237,7 +237,7 @@ class Shape {
         for (const auto& word : words) joined += (joined.empty() ? "" : ", ") + word;
         return "[" + joined + "]";
     }
-    // What is known of the other names.
+    // Collects the known sizes of single dimensions.
     void add_known(const Sizes& known, Sizes& used) const {
         for (const auto& dimension : dimensions_) {
             const auto found = known.find(dimension.name);
@@ -277,7 +277,7 @@ std::string accepted(const std::vector<Shape>& allowed, const Sizes& known) {
     return text;
 }
 
-// Adds what the names of the rule stand for.
+// Records the sizes of the rule's names. Throws a Refusal unless an alternative matches.
 void require_shape(const std::string& name, const Dims& dims, std::string_view rule, Sizes& known) {
     const auto allowed = shapes(rule);
     for (const auto& shape : allowed) {

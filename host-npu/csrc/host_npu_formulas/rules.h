@@ -1,4 +1,4 @@
-// What CANN's documents say of a function's tensors, stated where its formula is declared:
+// The documented dtypes and shapes of CANN's functions, stated where a formula is declared:
 //
 //     const Formula<"aclnnMoeTokenPermute", permute> permute_tokens{
 //         {"tokens", kFloats, "T H"},
@@ -7,10 +7,10 @@
 //         {"sortedIndicesOut", {ACL_INT32}, "*"},
 //     };
 //
-// There is a rule for each tensor and list of tensors, in the order of the arguments. What a document leaves open stays
-// out. A dtype may be that of another argument, `as("x")`, and others besides, `as("x") | kFloat`. Chips without
-// arithmetic in bfloat16 (910 and 310P) take no bfloat16, and nothing that is `newer(...)`; only the Ascend950 takes
-// what is `on_950(...)`. Where a document has a table of dtypes that go together, `Together` has it.
+// There is a rule for each tensor and list of tensors, in the order of the arguments. Undocumented dtypes and shapes
+// are omitted. A dtype may be that of another argument, `as("x")`, possibly among others, `as("x") | kFloat`. Chips
+// without bfloat16 arithmetic (910 and 310P) take neither bfloat16 nor `newer(...)` dtypes; only the Ascend950 takes
+// `on_950(...)` dtypes. A documented table of valid combinations becomes a `Together`.
 //
 // Shapes are written as dimensions, with `|` between alternatives:
 //
@@ -20,9 +20,9 @@
 //     ...       any number of dimensions; `...x` the same ones wherever that name is used
 //     D%16<=512 the size has to be a multiple of 16, and 512 at most
 //
-// Nothing at all, as behind the `|` of "1 |", is a tensor without dimensions.
+// An empty alternative, as after the `|` of "1 |", is a tensor without dimensions.
 //
-// In a list each tensor has its own sizes, except for names that an argument before the list has.
+// Each tensor of a list has its own sizes, except for names used by an earlier argument.
 #pragma once
 
 #include <initializer_list>
@@ -35,12 +35,12 @@
 
 namespace host_npu {
 
-// The dtypes that an argument may have; all if nothing is said.
+// The allowed dtypes of an argument; any if empty.
 struct Dtypes {
     DtypeSet these{};
-    // Those that only chips with arithmetic in bfloat16 take, and only the Ascend950.
+    // Dtypes only for chips with bfloat16 arithmetic, and only for the Ascend950.
     DtypeSet newer{}, of_950{};
-    // An argument whose dtype it may have.
+    // Another argument, whose dtype is also allowed.
     const char* of = nullptr;
 
     constexpr Dtypes() = default;
@@ -85,7 +85,7 @@ struct TensorRule {
 };
 using TensorRules = std::vector<TensorRule>;
 
-// Dtypes that go together, a row for each choice. An argument that is absent has any.
+// Valid combinations of dtypes, one per row. An absent argument matches any dtype.
 struct Together {
     std::vector<const char*> arguments;
     std::vector<std::vector<aclDataType>> rows;
@@ -96,7 +96,7 @@ struct Rules {
     Together together = {};
 };
 
-// What a formula takes of an argument, whatever the documents say.
+// The kind of dtypes that a formula's parameter accepts, apart from the documents.
 enum class Taken { kFloats, kIntegers, kAll };
 
 // The tensors of a call, in the order of its arguments.
@@ -106,7 +106,7 @@ struct TensorArgument {
     Taken taken;
     bool may_be_absent;
     bool is_list;
-    // Among the tensors.
+    // The range of this argument's tensors among those of the call.
     std::size_t first, count;
 };
 
@@ -118,7 +118,7 @@ struct TensorArguments {
         arguments.push_back({taken, may_be_absent, false, tensors.size(), 1});
         tensors.push_back(tensor);
     }
-    // A list that is absent is empty.
+    // An absent list is an empty list.
     void add(const aclTensorList* list, Taken taken) {
         const auto count = list == nullptr ? 0 : list->members.size();
         arguments.push_back({taken, false, true, tensors.size(), count});
@@ -126,19 +126,19 @@ struct TensorArguments {
     }
 };
 
-// Ends the program, while the libraries are loaded, if a function of `count` tensors and lists has other rules.
+// Ends the program, at load time, if there are rules but not one for each of `count` tensors and lists.
 void require_one_for_each(const Rules& rules, std::size_t count, const char* function);
-// A tensor that a formula was given, and the shape that it has to have for these arguments, in the notation above.
+// A tensor's name and sizes, and its expected shape in the notation above.
 struct Shaped {
     const char* name;
     std::span<const std::int64_t> sizes;
     std::string shape;
 };
-// Throws a Refusal if one of the tensors has another shape. A name stands for the same size in all of them.
+// Throws a Refusal if a tensor has another shape. A name has the same size in all of them.
 void require_shapes(const std::vector<Shaped>& tensors);
 
-// Throws a Refusal if the tensors of a call are not as they should be: a null pointer is 161001, what is wrong 161002.
-// If there are no rules, the message says what the formula accepts.
+// Throws a Refusal for invalid tensors: 161001 for a null pointer, 161002 otherwise. Without rules, the message states
+// what the formula accepts.
 void require_rules(const Rules& rules, const TensorArguments& given);
 
 }  // namespace host_npu

@@ -1,4 +1,4 @@
-// What is left of logits to sample from.
+// The filtering of logits before sampling.
 #include <limits>
 
 #include "host_npu_formulas/formula.h"
@@ -6,7 +6,7 @@
 namespace host_npu {
 namespace {
 
-// Keeps the k largest logits of each row, and of these the most likely ones whose probabilities reach p in sum.
+// Keeps the k largest logits of each row, and of these the most likely ones until their probabilities sum to p.
 void apply_top_k_top_p(const Tensor& logits, const OptionalTensor& p, const OptionalIntegerTensor& k, const Out& out) {
     TORCH_CHECK(logits.dim() == 2, "logits have ", logits.dim(), " dimensions instead of 2");
     const auto rows = logits.size(0), last = logits.size(1) - 1;

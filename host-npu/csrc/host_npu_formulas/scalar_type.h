@@ -1,4 +1,4 @@
-// PyTorch's dtypes of CANN's.
+// Conversion of CANN's dtypes to PyTorch's.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,12 +13,12 @@ struct TypePair {
     aclDataType of_cann;
     at::ScalarType of_torch;
 };
-// What every formula may have.
+// The dtypes that every formula accepts.
 inline constexpr TypePair kTypes[] = {
     {ACL_FLOAT, at::kFloat}, {ACL_FLOAT16, at::kHalf}, {ACL_BF16, at::kBFloat16}, {ACL_BOOL, at::kBool},
     {ACL_INT8, at::kChar},   {ACL_UINT8, at::kByte},   {ACL_INT32, at::kInt},     {ACL_INT64, at::kLong},
 };
-// What a formula takes only where its rules name it.
+// Dtypes that a formula accepts only if its rules name them.
 inline constexpr TypePair kNamedTypes[] = {
     {ACL_DOUBLE, at::kDouble},
     {ACL_INT16, at::kShort},
@@ -37,7 +37,7 @@ inline std::optional<at::ScalarType> scalar_type(aclDataType dtype) {
     return std::nullopt;
 }
 
-// One of the named types too.
+// Like scalar_type, including the named types.
 inline std::optional<at::ScalarType> named_type(aclDataType dtype) {
     for (const auto& [of_cann, of_torch] : kNamedTypes) {
         if (of_cann == dtype) return of_torch;

@@ -1,5 +1,5 @@
-// Attention of each query to the blocks of keys that are chosen for it, those of a head of keys for all heads that
-// share it: NsaSelectedAttention and its gradient.
+// NsaSelectedAttention and its gradient: each query attends to chosen blocks of keys, which are the same for all heads
+// that share a head of keys.
 #include "host_npu_formulas/attention.h"
 
 namespace host_npu {
@@ -14,7 +14,7 @@ struct Selection {
     std::int64_t heads, mode, block_size, block_count;
     std::string layout;
 
-    // The heads of a query that share a head of keys.
+    // The heads of a query that share this head of keys.
     Tensor own(const Tensor& x, std::int64_t row, std::int64_t head) const {
         const auto group = query.size(1) / key.size(1);
         return x[row].narrow(0, head * group, group);
@@ -62,7 +62,7 @@ void require_selection(const Selection& in) {
                 "the host NPU knows attenMask only if it is the upper triangle without the diagonal");
 }
 
-// Calls `body` with each query, each head of keys and the numbers of the keys, unless there is none.
+// Calls `body` with each query and head of keys and the indices of its keys, unless there are none.
 template <class Body>
 void for_each_choice(const Selection& in, const Body& body) {
     if (in.query.is_meta()) return;

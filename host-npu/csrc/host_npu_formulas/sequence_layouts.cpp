@@ -51,7 +51,7 @@ void require_sequences(const Sequences& queries, const Sequences& keys, const st
 }
 
 void require_band(std::int64_t mode, std::int64_t before, std::int64_t after) {
-    // What older functions take for all tokens.
+    // The value with which older functions select all tokens.
     constexpr std::int64_t all = std::numeric_limits<std::int32_t>::max();
     TORCH_CHECK(mode == 0 || mode == 3, "sparseMode is ", mode, "; CANN takes 0 or 3");
     TORCH_CHECK(before >= all && after >= all, "preTokens is ", before, " and nextTokens ", after, "; CANN takes ",

@@ -1,5 +1,5 @@
-// Sequences of tokens for attention to chosen keys, in the layouts BSND, TND and PA_BSND, which has its tokens in the
-// blocks of a table.
+// Sequences of tokens for sparse attention, in the layouts BSND, TND and PA_BSND, which stores tokens in the blocks of
+// a table.
 #pragma once
 
 #include "host_npu_formulas/formula.h"
@@ -12,19 +12,19 @@ struct Sequences {
     const OptionalIntegerTensor& lengths;
     OptionalIntegerTensor table = std::nullopt;
 
-    // Where the rows of a sequence begin, and how many there are.
+    // The first row and the number of rows of a sequence.
     std::pair<std::int64_t, std::int64_t> rows(std::int64_t number) const;
-    // What is a sequence's of a tensor in this layout.
+    // The part of a tensor in this layout that belongs to a sequence.
     Tensor of(const Tensor& x, std::int64_t number) const;
     std::int64_t count() const { return layout == "TND" ? lengths->size(0) : tokens.size(0); }
 };
 
-// Throws unless the layouts, lengths and shapes go together: `of_queries` is the shape of a token of queries, keys have
-// one head of `size` elements.
+// Throws unless layouts, lengths and shapes match. `of_queries` is the shape of a query token; keys have one head of
+// `size` elements.
 void require_sequences(const Sequences& queries, const Sequences& keys, const std::string& of_queries,
                        const std::string& size);
 
-// Keys behind a query's own count (0) or do not (3); the last query comes with the last key. No other band is taken.
+// Requires the mode 0 (no mask) or 3 (causal, aligned at the last tokens), and no other band.
 void require_band(std::int64_t mode, std::int64_t before, std::int64_t after);
 
 }  // namespace host_npu

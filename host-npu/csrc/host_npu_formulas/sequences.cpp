@@ -1,10 +1,10 @@
-// Sequences: short causal convolutions, and keys and values compressed by blocks.
+// Sequences: short causal convolutions, and compression of keys and values in blocks.
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
 namespace {
 
-// A sequence of zeros, then x, of [sequence, batch, size].
+// Delays x [sequence, batch, size] by `by` zeros.
 Tensor delayed(const Tensor& x, std::int64_t by) {
     return at::constant_pad_nd(x, {0, 0, 0, 0, by, 0}).slice(0, 0, x.size(0));
 }
@@ -13,7 +13,7 @@ Tensor kept_tokens(const Tensor& x, const OptionalIntegerTensor& mask) {
     return mask ? x * mask->ne(0).t().unsqueeze(-1) : x;
 }
 
-// `dy` is the gradient of the result, or the input again where there is none.
+// `dy` is the gradient of the result, or x if there is none.
 void require_convolution(const Tensor& x, const Tensor& weight, const OptionalIntegerTensor& mask, const Tensor& dy) {
     std::vector<Shaped> all{{"x", x.sizes(), "S B H"}, {"weight", weight.sizes(), "W H"}, {"dy", dy.sizes(), "S B H"}};
     if (mask) all.push_back({"mask", mask->sizes(), "B S"});
@@ -46,7 +46,7 @@ const Formula<"aclnnMaskedCausalConv1dBackward", causal_conv_grad> convolution_b
 
 using Ints = std::vector<std::int64_t>;
 
-// Where the blocks of all sequences begin, of which `ends` are the ends.
+// The start of every block of all sequences, which end at `ends`.
 Ints blocks_of(const Ints& ends, std::int64_t size, std::int64_t stride, std::int64_t tokens) {
     Ints found;
     std::int64_t first = 0;
@@ -66,7 +66,7 @@ void require_compressed(const Tensor& x, const Tensor& weight, const std::string
                 "; CANN takes the multiples of 16 up to compressBlockSize, ", size);
 }
 
-// The tokens of a block, each with a weight for each head, become one.
+// Combines the tokens of a block, weighted per head, into one.
 void compress(const Tensor& x, const Tensor& weight, const Ints& ends, const std::string& layout, std::int64_t size,
               std::int64_t stride, std::int64_t type, const Out& out) {
     require_compressed(x, weight, layout, size, stride, type);

@@ -1,5 +1,5 @@
-// Attention of each query to the keys that are chosen for it: SparseFlashAttention and its gradient, with the heads of
-// latent attention, whose values are the keys without their rotated part.
+// SparseFlashAttention and its gradient: each query attends to chosen keys. Heads are those of latent attention, whose
+// values are the keys without the rotated part.
 #include "host_npu_formulas/sequence_layouts.h"
 #include "opapi/chip.h"
 
@@ -42,18 +42,18 @@ void require_chosen(const SparseAttention& call) {
                     {"value", call.value.sizes(), "...k 512"},
                     {"keyRope", call.key_rope->sizes(), "...k 64"}});
     TORCH_CHECK(call.indices.size(-1) > 0, "sparseIndices has shape ", call.indices.sizes(), " without an index");
-    // CANN reads one of them, of which some bits may be those of no number.
+    // CANN reads only one of them. Compared by bits, because they may contain NaN.
     TORCH_CHECK(call.value.is_meta() || call.value.view(at::kInt).equal(call.key.view(at::kInt)),
                 "value differs from key, which CANN does not take");
 }
 
-// One sequence: heads with their rotated parts, and the numbers of each query's blocks of keys.
+// One sequence: heads with their rotated parts, and the indices of each query's blocks of keys.
 struct ChosenKeys {
     Tensor query, key, numbers;
     std::int64_t block_size;
     bool causal;
 
-    // The numbers of the keys that a query attends to. The first -1 ends those of its blocks.
+    // The indices of the keys that a query attends to. Its blocks end at the first -1.
     Tensor chosen(std::int64_t row) const {
         const auto kept = numbers[row].lt(0).cumsum(0).eq(0);
         const auto blocks = numbers[row].index({kept});
@@ -73,10 +73,10 @@ ChosenKeys chosen_keys_of(const SparseAttention& call, std::int64_t number) {
             queries.of(call.indices, number).select(1, 0).to(at::kLong), call.block_size, call.mode == 3};
 }
 
-// Statistics are [B, 1, S, N] or [1, T, N]; this has the dimensions of queries first.
+// Moves the query dimensions of statistics [B, 1, S, N] or [1, T, N] first.
 Tensor by_query(const Tensor& statistics) { return statistics.select(-3, 0); }
 
-// A query without keys has the result 0 and the statistics 0.
+// A query without keys keeps the result 0 and the statistics 0.
 void attend_to_chosen(const SparseAttention& call, const Tensor& out, const Tensor& max, const Tensor& sum) {
     const auto queries = call.queries();
     for (std::int64_t number = 0; number < queries.count(); ++number) {

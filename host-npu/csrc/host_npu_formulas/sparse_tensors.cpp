@@ -1,11 +1,11 @@
-// Sparse tensors: what torch_npu calls for aten::_coalesce.
+// Sparse tensors: the function that torch_npu calls for aten::_coalesce.
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
 namespace {
 
-// Adds the entries that are at the same place. `places` has the position of each entry in the result, and `unique` the
-// places themselves, of which the result takes the number only.
+// Sums the entries with the same index. `places` has the position of each entry in the result; of the first argument,
+// the unique indices, only the number matters.
 void coalesce(const IntegerTensor&, const IntegerTensor& places, const IntegerTensor& indices, const AnyTensor& values,
               const Out& new_indices, const Out& new_values) {
     const auto to = places.to(at::kLong);

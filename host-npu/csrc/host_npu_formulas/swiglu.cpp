@@ -1,4 +1,4 @@
-// SwiGlu: the first half of a dimension, through SiLU, times the second.
+// SwiGlu: SiLU of the first half of a dimension, times the second half.
 #include <algorithm>
 
 #include "host_npu_formulas/halves.h"
@@ -28,8 +28,7 @@ const Formula<"aclnnSwiGluGrad", swiglu_grad> swiglu_backward{
     {"out", kFloats, "...x"},
 };
 
-// With `groups`, the numbers of rows of groups, what is behind their rows stays as it is; rows are all the dimensions
-// before `dim`.
+// `groups` has the numbers of rows of groups, where rows span all dimensions before `dim`. Later rows are unchanged.
 void clipped_swiglu(const Tensor& x, const OptionalIntegerTensor& groups, std::int64_t dim, double alpha, double limit,
                     double bias, bool interleaved, const Out& out) {
     const auto axis = c10::maybe_wrap_dim(dim, x.dim());
