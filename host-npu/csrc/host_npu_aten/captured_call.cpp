@@ -27,24 +27,24 @@ namespace {
 
 using torch::jit::Stack;
 
-// A call that can be repeated on the memory that its tensors had when it was recorded.
+// A call that can be replayed on the memory that its tensors had when it was recorded.
 class CapturedCall {
   public:
-    // Arguments are of the device's operator: NPU tensors, and copies are made of those of the host.
+    // Takes the arguments of the NPU operator. Host tensors are copied.
     CapturedCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, c10::Device device);
 
-    // Calls the kernel for the first time, and returns results in the caller's terms: `originals` are the tensors of
-    // the arguments. New ones are where every later run puts its results.
+    // Runs the kernel for the first time and returns the results as NPU tensors. `originals` are the tensors of the
+    // arguments. Later runs write to the memory of newly created results.
     Stack rehearse(const std::vector<at::Tensor>& originals);
     void run() const;
 
   private:
     struct Outcome {
-        // The CPU's tensors of all arguments, and the kernel's results.
+        // The CPU tensors of all arguments, and the kernel's results.
         std::vector<at::Tensor> arguments;
         Stack results;
     };
-    // What the `index`-th tensor of arguments or results is copied to.
+    // The destination of the `index`-th tensor of the arguments or results.
     struct Copy {
         std::size_t index;
         PlacedTensor target;
@@ -58,9 +58,9 @@ class CapturedCall {
     const c10::OperatorHandle op_;
     const c10::Device device_;
     Stack arguments_;
-    // One for each tensor of the arguments in their order; nullopt for a tensor of the host.
+    // One entry for each tensor of the arguments, in order; nullopt for a host tensor.
     std::vector<std::optional<PlacedTensor>> tensors_;
-    // For each of them the first one that is the same tensor: a kernel must not resize an output that is an input, too.
+    // For each tensor, the first index of the same tensor: a kernel must not resize an output that is also an input.
     std::vector<std::size_t> same_;
     std::optional<SeedOfReplay> seed_;
     std::vector<Copy> resized_;
@@ -69,7 +69,7 @@ class CapturedCall {
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
-// Returns the tensor without gaps between its elements, which is how the device allocates a new result.
+// Returns the tensor without gaps between its elements, as the device allocates new results.
 at::Tensor dense(const at::Tensor& tensor) {
     const auto plain = tensor.resolve_conj().resolve_neg();
     return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
@@ -83,7 +83,7 @@ std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values) {
     return all;
 }
 
-// The host may change its tensors before a replay.
+// Copies the tensor, because the host may change it before a replay.
 at::Tensor copy_on_host(const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;
     auto copy = tensor.clone();
@@ -132,7 +132,7 @@ CapturedCall::Outcome CapturedCall::compute() const {
     return outcome;
 }
 
-// Gives arguments the sizes that the kernel has given to their views.
+// Resizes the arguments whose views the kernel has resized.
 void CapturedCall::follow_resized(const Outcome& outcome, const std::vector<at::Tensor>& originals) {
     for (std::size_t index = 0; index < tensors_.size(); ++index) {
         const auto& view = outcome.arguments[index];
@@ -176,7 +176,7 @@ Stack CapturedCall::rehearse(const std::vector<at::Tensor>& originals) {
             return result(on_host, index++, outcome, originals);
         }));
     }
-    // What resizing has put into torch_npu's queue comes before the new contents.
+    // Waits for the copies that resizing has queued in torch_npu, before the new contents are written.
     c10_npu::getCurrentNPUStream(device_.index()).stream();
     const auto on_host = tensors_of(outcome.results);
     for (const auto& [argument, target] : resized_) copy_to(target, dense(outcome.arguments[argument]));
@@ -216,10 +216,10 @@ bool returns_tensors(const c10::OperatorHandle& op) {
     });
 }
 
-// Whether the result is a number for the host that depends on shapes, not on values.
+// Whether the result is a host number that depends on shapes only.
 bool returns_choice(const c10::OperatorHandle& op) { return op.operator_name().name == "aten::_fused_sdp_choice"; }
 
-// Why a device, or the host NPU, cannot capture the call; nullopt if it can.
+// Returns the reason why a device or the host NPU cannot capture the call; nullopt if it can.
 std::optional<std::string> obstacle(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
     const auto name = name_of(op);
     if (op.hasTag(at::Tag::data_dependent_output) || (!returns_tensors(op) && !returns_choice(op))) {
@@ -246,7 +246,7 @@ std::optional<std::string> obstacle(const c10::OperatorHandle& op, c10::ArrayRef
     return std::nullopt;
 }
 
-// Refuses tensors of several devices, as calls outside of captures do.
+// Refuses tensors on several devices, as outside of captures.
 void require_one_device(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
     Views views;
     for (std::size_t index = 0; index < arguments.size(); ++index) {
@@ -264,7 +264,7 @@ bool record_call(const c10::OperatorHandle& op, Stack* stack) {
     const c10::ArrayRef<c10::IValue> arguments(stack->data() + (stack->size() - count), count);
     const auto device = device_of(arguments);
     if (!device) return false;
-    // This waits until the queue has made the calls before this one.
+    // Waits until the queue has made all earlier calls.
     void* const stream = c10_npu::getCurrentNPUStream(device->index()).stream();
     if (!is_captured(stream)) return false;
     const c10::OptionalDeviceGuard guard(*device);

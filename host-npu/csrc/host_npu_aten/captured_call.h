@@ -1,4 +1,4 @@
-// Calls of operators on a stream that is being captured.
+// Operator calls on a stream that is being captured.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -6,8 +6,8 @@
 
 namespace host_npu {
 
-// If the current stream of the call's device is being captured, records the call for replays and puts its results on
-// the stack: tensors whose memory a replay fills. The memory of its arguments stays as it is. Otherwise returns false.
+// If the current stream of the call's device is being captured, records the call and pushes its results, whose memory
+// replays fill. Does not write to the memory of the arguments. Otherwise returns false.
 bool record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace host_npu

@@ -38,7 +38,7 @@ constexpr Name kNames[] = {{at::kFloat, "DT_FLOAT"},
 using Dtypes = std::initializer_list<at::ScalarType>;
 
 constexpr Dtypes kFloats = {at::kFloat, at::kHalf, at::kBFloat16};
-// All real dtypes but float64.
+// All real dtypes except float64.
 constexpr Dtypes kNarrow = {at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong,
                             at::kShort, at::kChar, at::kByte,     at::kBool};
 constexpr Dtypes kReal = {at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
@@ -69,7 +69,7 @@ constexpr Dtypes kPairs = {at::kHalf, at::kFloat};
 constexpr Dtypes kSigned = {at::kDouble,       at::kFloat,         at::kHalf, at::kInt,     at::kLong,
                             at::kComplexFloat, at::kComplexDouble, at::kBool, at::kBFloat16};
 constexpr Dtypes kHistograms = {at::kFloat, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte};
-// Of the Ascend950.
+// On the Ascend950.
 constexpr Dtypes kRolledOn950 = {at::kFloat, at::kHalf, at::kChar,     at::kByte,  at::kInt,
                                  at::kBool,  at::kLong, at::kBFloat16, at::kShort, at::kComplexFloat};
 constexpr Dtypes kExtremesOn950 = {at::kFloat, at::kHalf, at::kLong, at::kBool, at::kBFloat16, at::kInt};
@@ -77,12 +77,12 @@ constexpr Dtypes kMovedOn950 = {at::kChar, at::kByte,  at::kShort,  at::kInt,  a
                                 at::kHalf, at::kFloat, at::kDouble, at::kBool, at::kComplexHalf, at::kComplexFloat};
 
 struct Document {
-    const char* function;  // and document of it in ops-nn, ops-math or ops-cv
+    const char* function;  // the documented function of ops-nn, ops-math or ops-cv
     Dtypes dtypes;
     Dtypes on_950 = dtypes;
 };
 
-// PyTorch's operators, without and with out and in place, by the name of the first two.
+// By PyTorch's operator; also covers its out and in-place variants.
 const std::unordered_map<std::string_view, Document>& documents() {
     static const auto& all = *new std::unordered_map<std::string_view, Document>{
         {"aten::mm", {"aclnnMm", kFloats}},
@@ -121,7 +121,7 @@ const std::unordered_map<std::string_view, Document>& documents() {
         {"aten::celu", {"aclnnCelu", kFloats}},
         {"aten::nll_loss_forward", {"aclnnNLLLoss", kFloats}},
         {"aten::nll_loss2d_forward", {"aclnnNLLLoss2d", kFloats}},
-        // The document's four, and what becomes one of them beside a target of such a dtype.
+        // The document's four dtypes, and those that promote to one of them with such a target.
         {"aten::l1_loss", {"aclnnL1Loss", kNarrow}},
         {"aten::kl_div", {"aclnnKlDiv", kFloats}},
         {"aten::binary_cross_entropy_with_logits", {"aclnnBinaryCrossEntropyWithLogits", kFloats}},
@@ -220,7 +220,7 @@ std::string listed(Dtypes dtypes) {
     return names;
 }
 
-// The dtype of the first tensor that is an NPU's, or else of the tensor to create.
+// The dtype of the first NPU tensor, or else of the tensor to create.
 std::optional<at::ScalarType> first_dtype(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
     for (auto value = stack.end() - count; value != stack.end(); ++value) {
@@ -234,7 +234,7 @@ std::optional<at::ScalarType> first_dtype(const c10::OperatorHandle& op, const t
     return dtype.isNone() ? at::get_default_dtype_as_scalartype() : dtype.toScalarType();
 }
 
-// The number that an argument of this name has, if any.
+// The numeric value of an argument, if it has one.
 std::optional<double> number(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const std::string& name) {
     const auto& schema = op.schema();
     const auto index = schema.argumentIndexWithName(name);
@@ -243,9 +243,8 @@ std::optional<double> number(const c10::OperatorHandle& op, const torch::jit::St
     return value.isScalar() ? std::optional(value.toScalar().toDouble()) : std::nullopt;
 }
 
-// What torch_npu does not pass to the function of the document: std and var with a correction that is no whole number,
-// and logit on old chips, which the CPU computes, norms of most orders, which a graph operator does, and max and min
-// without a dimension.
+// Whether torch_npu does not call the documented function: for std and var with a fractional correction and logit on
+// old chips (computed by the CPU), norms of most orders (a graph operator), and max and min without a dimension.
 bool has_other_function(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     const auto& name = op.operator_name().name;
     if (name == "aten::logit") return !has_bfloat16();
@@ -255,7 +254,7 @@ bool has_other_function(const c10::OperatorHandle& op, const torch::jit::Stack& 
     return order && !std::isinf(*order) && (*order < 0 || *order > 3 || std::fmod(*order, 1) != 0);
 }
 
-// The document of an operator, if dtypes are to be refused.
+// Returns the document of an operator, unless all dtypes of torch are allowed.
 const Document* document(std::string_view name) {
     if (name.ends_with('_')) name.remove_suffix(1);
     const auto found = documents().find(name);
@@ -264,7 +263,7 @@ const Document* document(std::string_view name) {
 
 void refuse(const Document& document, at::ScalarType dtype) {
     const auto dtypes = of_chip(document);
-    // What has no name here, such as float8, the documents list for some chips only.
+    // Dtypes without a name here, such as float8, are documented for some chips only.
     if (std::ranges::find(kNames, dtype, &Name::dtype) == std::end(kNames)) return;
     TORCH_CHECK(std::ranges::find(dtypes, dtype) != dtypes.end(), "call ", document.function,
                 " failed, error code is 161002\nEZ1001: Tensor self not implemented for ", of_cann(dtype),

@@ -1,4 +1,4 @@
-// What a device refuses: dtypes that CANN's documents of the operators behind PyTorch's do not list.
+// Refusal of dtypes that CANN does not document for the operators behind PyTorch's.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,9 +9,9 @@
 
 namespace host_npu {
 
-// Raises the error of the device if CANN does not take the dtype of the operator's first tensor.
+// Raises the device's error if CANN does not support the dtype of the operator's first tensor.
 void refuse_undocumented_dtype(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-// The same for an operator that has a kernel of its own here.
+// The same for an operator with its own kernel here.
 void refuse_undocumented_dtype(std::string_view name, at::ScalarType dtype);
 
 }  // namespace host_npu

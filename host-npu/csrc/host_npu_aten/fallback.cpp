@@ -1,5 +1,5 @@
-// Lets the CPU's kernels compute aten operators on NPU tensors, in place in device memory. Loading the library
-// registers them; it has to be loaded after torch_npu, whose kernels it replaces.
+// Runs CPU kernels of aten operators on NPU tensors, in device memory. Loading the library registers them; load it
+// after torch_npu, whose kernels they replace.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DeviceGuard.h>
@@ -45,7 +45,8 @@ c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, bool is_writt
                         [&](const at::Tensor& tensor) { return views.view(tensor, may_be_on_host, is_written); });
 }
 
-// Whether the result of a call has the shape and dtype of its first argument: of all its tensors, which are float32.
+// Whether the result has the shape and dtype of the first argument, and all arguments are float32 tensors of that
+// shape.
 bool is_like_first(const c10::OperatorHandle& op, Arguments arguments) {
     static constexpr std::string_view names[] = {
         "aten::_softmax",
@@ -67,8 +68,8 @@ bool is_like_first(const c10::OperatorHandle& op, Arguments arguments) {
     });
 }
 
-// The host's view of a new NPU tensor for the result, where shape and dtype are known beforehand: some kernels with
-// large results write to device memory themselves. The results of the others are copied there.
+// Returns a CPU view of a new NPU tensor for the result, if shape and dtype are known in advance, so that kernels with
+// large results write directly to device memory. Other results are copied.
 at::Tensor result_in_device_memory(const c10::OperatorHandle& op, Arguments arguments, Views& views) {
     auto shape = shape_of_product(op, arguments);
     if (!shape && is_like_first(op, arguments)) shape = arguments[0]->toTensor().sizes().vec();
@@ -77,14 +78,14 @@ at::Tensor result_in_device_memory(const c10::OperatorHandle& op, Arguments argu
     return views.view(at::empty(*shape, options), false, true);
 }
 
-// Whether the host waits on a device, too, because it has to know a value or a shape that is computed there.
+// Whether the host also waits on a device, for a value or a shape that is computed there.
 bool waits_on_device(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
     const std::string_view name = op.operator_name().name;
     const bool puts = name.starts_with("aten::index_put") || name == "aten::_index_put_impl_";
     if (!puts && name != "aten::index") {
         return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
     }
-    if (puts && arguments[2].toTensor().is_cpu()) return false;  // it fills a mask with the number
+    if (puts && arguments[2].toTensor().is_cpu()) return false;  // fills a mask with a number
     return std::ranges::any_of(arguments[1].toOptionalTensorVector(), [](const std::optional<at::Tensor>& index) {
         return index && at::isIntegralType(index->scalar_type(), true) && index->element_size() == 1;
     });
@@ -106,7 +107,7 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     }
     views.refuse_host_tensors();
     const auto& device = views.device();
-    // The generator alone brought the call here.
+    // Dispatched to the NPU because of the generator only.
     if (!device) take_generator(arguments, at::kCPU);
     TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
     const c10::OptionalDeviceGuard guard(*device);
@@ -124,8 +125,8 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     views.copy_results();
 }
 
-// aten::native_dropout_backward. The mask of npu::_npu_dropout has a bit for each element; a CPU's kernel would
-// multiply by its bytes, or broadcast them.
+// aten::native_dropout_backward. The mask of npu::_npu_dropout has one bit per element; the CPU kernel would multiply
+// by its bytes or broadcast them.
 void compute_gradient_of_dropout(const c10::OperatorHandle& op, Stack* stack) {
     const auto arguments = torch::jit::last(*stack, 3);
     if (arguments[1].toTensor().scalar_type() != at::kByte) {
@@ -146,25 +147,25 @@ struct IgnoreWarnings : c10::WarningHandler {
     void process(const c10::Warning&) override {}
 };
 
-// What PyTorch does for a CPU tensor that requires a gradient: its derivative, or the operators that it composes the
-// operator of. Both dispatch what they call.
+// Calls the kernel for a CPU tensor that requires a gradient: the derivative, or the composite. Both dispatch their
+// calls.
 void derive_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     refuse_undocumented_dtype(op, *stack);
     op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradCPU).callBoxed(op, keys, stack);
 }
 
-// The same for tensors that have no autograd key, such as those of inference mode.
+// The same for tensors without an autograd key, such as inference tensors.
 void compose_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     refuse_undocumented_dtype(op, *stack);
     op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).callBoxed(op, keys, stack);
 }
 
-// Whether torch.nn.LSTM is torch_npu's, which calls lstm.data in its own way: in 2.9, and no longer in 2.12.
+// Whether torch.nn.LSTM is replaced by torch_npu's, which calls lstm.data differently: in 2.9, but no longer in 2.12.
 constexpr bool joins_packed_outputs() { return TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12; }
 
 void register_kernels() {
     require_native_kernels();
-    // PyTorch warns of kernels that replace others, which is what is wanted here.
+    // Suppress PyTorch's warnings about replaced kernels.
     IgnoreWarnings ignore;
     const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
     using torch::Library;
@@ -176,7 +177,7 @@ void register_kernels() {
         const auto op = dispatcher.findSchema(name);
         if (!op) continue;
         const auto full_name = c10::toString(name);
-        // Asked before the first kernel changes the answers.
+        // Evaluated before the first registration changes the results.
         const bool derived = is_derived_by_pytorch(*op), composed = is_composed(*op);
         if (falls_back(*op)) {
             kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
@@ -203,8 +204,8 @@ void register_kernels() {
     }
 }
 
-// Every result is allocated, copied to the device and freed. By default glibc gives such memory back to the kernel each
-// time, and to get fresh pages costs more than many operators.
+// Every result is allocated, copied to the device and freed. By default glibc returns such memory to the kernel each
+// time, and fresh pages cost more than many operators.
 void keep_freed_memory() {
     mallopt(M_MMAP_THRESHOLD, 32 << 20);
     mallopt(M_TRIM_THRESHOLD, 512 << 20);

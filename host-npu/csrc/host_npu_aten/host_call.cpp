@@ -11,7 +11,7 @@
 namespace host_npu {
 namespace {
 
-// Gives the kernel a generator of its own, if the operator takes one.
+// Passes the kernel its own generator, if the operator takes one.
 bool give_generator(const c10::OperatorHandle& op, Arguments arguments, std::uint64_t seed) {
     const auto generator = c10::GeneratorType::get();
     for (std::size_t index = 0; index < arguments.size(); ++index) {

@@ -1,4 +1,4 @@
-// A call of an operator's CPU kernel.
+// Calls of an operator's CPU kernel.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,15 +14,15 @@ namespace host_npu {
 
 using Arguments = c10::ArrayRef<c10::IValue*>;
 
-// Returns the value with other tensors, also where they stand in lists; `other` gets undefined ones too.
+// Replaces all tensors in the value, also those in lists. `other` is also called for undefined tensors.
 c10::IValue with_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& other);
 
-// Takes the generator out of the arguments, which has to be the device's.
+// Removes the generator from the arguments and returns it. It must be on `device`.
 std::optional<at::Generator> take_generator(Arguments arguments, c10::Device device);
 
-// Calls the CPU's kernel with tensors of the host, the last values of `stack`, which `arguments` point to. With a seed
-// its random numbers are those of the seed. Its results take their place, rounded as a device rounds them. Where `out`
-// is defined it has the shape and the dtype of the only result, and becomes it.
+// Calls the CPU kernel with the last values of `stack`, host tensors that `arguments` point to. With a seed, its random
+// numbers are determined by the seed. The results, rounded as on a device, replace the arguments on the stack. If `out`
+// is defined, it has the shape and the dtype of the only result, and receives it.
 void call_on_host(const c10::OperatorHandle& op, Arguments arguments, torch::jit::Stack* stack,
                   std::optional<std::uint64_t> seed, const at::Tensor& out = {});
 

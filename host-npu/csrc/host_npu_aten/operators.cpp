@@ -14,7 +14,7 @@ namespace {
 
 using c10::DispatchKey;
 
-// They have kernels of their own, in kernels.cpp or fallback.cpp.
+// Whether the operator has its own kernel in kernels.cpp or fallback.cpp.
 bool has_own_kernel(const c10::OperatorName& op) {
     const auto& overload = op.overload_name;
     return op.name == "aten::_efficientzerotensor" || op.name == "aten::one_hot" ||
@@ -23,7 +23,7 @@ bool has_own_kernel(const c10::OperatorName& op) {
            (op.name == "aten::randperm" && (overload.empty() || overload == "out"));
 }
 
-// torch_npu's own kernels that make tensors, say what shares memory with what, or move data between devices.
+// Operators whose torch_npu kernels are kept: they create tensors, define aliasing, or move data between devices.
 const std::unordered_set<std::string>& kernels_of_memory() {
     static const std::unordered_set<std::string> names = {
         "aten::copy_",
@@ -71,18 +71,18 @@ const std::unordered_set<std::string>& kernels_of_memory() {
     return names;
 }
 
-// Whether torch_npu's own kernel stays.
+// Whether torch_npu's kernel is kept.
 bool is_native(const std::string& name) {
     return kernels_of_memory().contains(name) || std::ranges::find(native_kernels(), name) != native_kernels().end();
 }
 
-// Whether the host NPU may put kernels in the place of torch_npu's.
+// Whether the host NPU may replace torch_npu's kernels.
 bool is_replaceable(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name().name;
     return name.starts_with("aten::") && op.hasSchema() && !is_native(name) && !has_own_kernel(op.operator_name());
 }
 
-// Whether a result is a view, which shares memory with an argument and does not change it.
+// Whether a result is a view that aliases an argument without writing to it.
 bool returns_view(const c10::FunctionSchema& schema) {
     return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
         return result.alias_info() != nullptr && !result.alias_info()->isWrite();
@@ -95,9 +95,9 @@ bool has_composite_kernel(const c10::OperatorHandle& op) {
            op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-// Whether the CPU runs the operator as the operators that it is made of, which also gives its derivative. A kernel for
-// an NPU would hide that derivative. Operators that have a composite, but a kernel and a derivative of their own on the
-// CPU, such as silu_backward, are none.
+// Whether the operator is a composite on the CPU, which also defines its derivative; an NPU kernel would hide the
+// derivative. Operators that also have a kernel and a derivative of their own on the CPU, such as silu_backward, do not
+// count.
 bool is_composite_on_host(const c10::OperatorHandle& op) {
     return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
            !(op.hasKernelForDispatchKey(DispatchKey::CPU) && op.hasKernelForDispatchKey(DispatchKey::Autograd));
@@ -108,13 +108,13 @@ bool has_kernel_of_torch_npu(const c10::OperatorHandle& op) {
            op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1);
 }
 
-// Some versions of torch_npu have a kernel with a derivative for them, some one without.
+// Depending on its version, torch_npu has a kernel with or without a derivative for these.
 bool is_replaced_composite(const c10::OperatorHandle& op) {
     return is_composite_on_host(op) && has_kernel_of_torch_npu(op);
 }
 
-// Composites that call other operators for an NPU than for the CPU, one operator for each tensor of a list, or a kernel
-// that an NPU does not have.
+// Composites that call other operators on an NPU than on the CPU: one operator per tensor of a list, or a kernel that
+// an NPU does not have.
 bool chooses_by_device(const std::string& name) {
     return name == "aten::convolution" || name == "aten::convolution_backward" || name == "aten::conj_physical_" ||
            name.starts_with("aten::_foreach_");
@@ -125,9 +125,9 @@ bool chooses_by_device(const std::string& name) {
 bool is_composed(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name();
     if (!is_replaceable(op)) return false;
-    // Some results of this one are the host's.
+    // Some of its results are CPU tensors.
     if (name.name == "aten::_pack_padded_sequence" && name.overload_name.empty()) return true;
-    // It copies between devices, too.
+    // It also copies between devices.
     if (name.name == "aten::_foreach_copy_") return true;
     return is_replaced_composite(op) && !multiplies_matrices(name.name);
 }
@@ -145,10 +145,10 @@ void require_native_kernels() {
 
 bool falls_back(const c10::OperatorHandle& op) {
     if (!is_replaceable(op) || is_composed(op) || returns_view(op.schema())) return false;
-    // Without autograd a composite of several products, such as an LSTM, is rounded once as a whole.
+    // Without autograd, a composite of several products, such as an LSTM, is rounded once as a whole.
     if (is_composite_on_host(op)) return has_kernel_of_torch_npu(op);
     if (op.hasKernelForDispatchKey(DispatchKey::CPU) || chooses_by_device(op.operator_name().name)) return true;
-    // Other composites serve both devices alike, unless torch_npu replaces them.
+    // Other composites work on both devices, unless torch_npu replaces them.
     return has_composite_kernel(op) && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
 }
 
@@ -160,7 +160,7 @@ bool is_derived_by_pytorch(const c10::OperatorHandle& op) {
 }
 
 bool may_be_on_host(const c10::OperatorHandle& op, const c10::Argument& argument) {
-    // Indices, lengths and batch sizes, which PyTorch's other devices take from the host too.
+    // Indices, lengths and batch sizes, which may be CPU tensors on PyTorch's other devices, too.
     static constexpr std::pair<std::string_view, std::string_view> arguments[] = {
         {"aten::index", "indices"},
         {"aten::_index_put_impl", "indices"},

@@ -1,24 +1,25 @@
-// Which aten operators the CPU computes on device memory.
+// The selection of kernels for aten operators.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
 namespace host_npu {
 
-// Throws if torch_npu lacks a kernel that a simulated operator names as its own; to be called before kernels are
-// replaced.
+// Throws if torch_npu has no kernel for an operator that the simulated operators declare as native. Call it before
+// kernels are replaced.
 void require_native_kernels();
 
-// Whether the CPU's kernel stands in for the operator's NPU kernel.
+// Whether the CPU kernel replaces the operator's NPU kernel.
 bool falls_back(const c10::OperatorHandle& op);
 
-// Whether the operators that PyTorch composes the operator of stand in for torch_npu's kernels of it.
+// Whether PyTorch's composite replaces torch_npu's kernels of the operator.
 bool is_composed(const c10::OperatorHandle& op);
 
-// Whether PyTorch's own derivatives stand in for the operator's autograd kernel, which may call what is not simulated.
+// Whether PyTorch's derivative replaces the operator's autograd kernel, which may call operators that are not
+// simulated.
 bool is_derived_by_pytorch(const c10::OperatorHandle& op);
 
-// Whether the operator's argument may be a tensor of the host next to those of a device.
+// Whether the argument may be a CPU tensor next to NPU tensors.
 bool may_be_on_host(const c10::OperatorHandle& op, const c10::Argument& argument);
 
 }  // namespace host_npu

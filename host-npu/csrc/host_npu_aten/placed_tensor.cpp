@@ -32,7 +32,7 @@ void* alias_of(const PlacedTensor& tensor) {
 at::Tensor PlacedViews::view(const PlacedTensor& tensor) {
     auto found = storages_.find(tensor.storage);
     if (found == storages_.end()) {
-        // Resizable, for operators that give their out argument its size; they then leave device memory.
+        // Resizable, for operators that resize their out argument; the contents then move out of device memory.
         c10::Storage storage(c10::Storage::use_byte_size_t{}, tensor.bytes,
                              c10::DataPtr(alias_of(tensor), c10::Device(c10::kCPU)), c10::GetCPUAllocator(), true);
         found = storages_.emplace(tensor.storage, std::move(storage)).first;

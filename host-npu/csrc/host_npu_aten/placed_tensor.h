@@ -10,7 +10,7 @@
 
 namespace host_npu {
 
-// Where an NPU tensor is and how it lies there. It does not keep the memory, as a device's graph does not.
+// The address and layout of an NPU tensor. Does not own the memory, like a device's graph.
 struct PlacedTensor {
     explicit PlacedTensor(const at::Tensor& tensor);
 
@@ -25,10 +25,10 @@ struct PlacedTensor {
     bool is_neg;
 };
 
-// The CPU tensors over the memory of one call's tensors. Those that share memory share a storage.
+// CPU tensors over the memory of the tensors of a call. Tensors that share memory share a storage.
 class PlacedViews {
   public:
-    // Throws if the tensor's memory is no longer there.
+    // Throws if the tensor's memory has been freed.
     at::Tensor view(const PlacedTensor& tensor);
 
   private:
@@ -38,10 +38,10 @@ class PlacedViews {
 // Copies values of the same shape into device memory.
 void copy_to(const PlacedTensor& tensor, const at::Tensor& values);
 
-// Whether the CPU's kernel has given a view other memory.
+// Whether the CPU kernel has reallocated the memory of a view.
 bool has_moved(const at::Tensor& view, const PlacedTensor& tensor);
 
-// Whether a view, as the kernel has left it, is still where and how the tensor is.
+// Whether a view still has the address and layout of the tensor after the kernel.
 bool still_matches(const at::Tensor& view, const PlacedTensor& tensor);
 
 }  // namespace host_npu

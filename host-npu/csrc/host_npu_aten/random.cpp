@@ -11,12 +11,12 @@
 namespace host_npu {
 namespace {
 
-// NPU kernels count what they draw in steps of this many numbers.
+// The granularity in which NPU kernels advance the offset of the generator.
 constexpr std::uint64_t kOffsetStep = 4;
 
 std::mutex borrowers;
 
-// Mixes seed and offset so that neighbouring ones start unrelated sequences.
+// Mixes seed and offset, so that adjacent values start unrelated sequences.
 std::uint64_t mixed(std::uint64_t seed, std::uint64_t offset) {
     std::uint64_t value = seed + 0x9E3779B97F4A7C15U * (offset + 1);
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9U;
@@ -24,7 +24,7 @@ std::uint64_t mixed(std::uint64_t seed, std::uint64_t offset) {
     return value ^ (value >> 31);
 }
 
-// torch_npu before 2.13 does not tell PyTorch which generator is the default one.
+// torch_npu before 2.13 does not register its default generator with PyTorch.
 const at::Generator& or_default(const std::optional<at::Generator>& generator, c10::Device device) {
     return generator ? *generator : at_npu::detail::getDefaultNPUGenerator(device.index());
 }

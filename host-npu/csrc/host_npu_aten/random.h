@@ -1,4 +1,4 @@
-// Random numbers of NPU operators that the CPU computes.
+// Random numbers of NPU operators that run on the CPU.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,25 +10,25 @@
 
 namespace host_npu {
 
-// The seed of an operator's random numbers, which moves the generator on. `generator` is the operator's argument; the
-// device's default generator takes its place if there is none.
+// Returns the seed of an operator's random numbers and advances the generator: the operator's argument, or by default
+// that of the device.
 std::uint64_t next_seed(const std::optional<at::Generator>& generator, c10::Device device);
 
-// The same for an operator in a captured graph: every replay has a seed of its own.
+// The same for an operator in a captured graph: every replay has its own seed.
 class SeedOfReplay {
   public:
     SeedOfReplay(const std::optional<at::Generator>& generator, c10::Device device);
     std::uint64_t value() const;
 
   private:
-    // In device memory, where torch_npu writes them before a replay.
+    // In device memory, where torch_npu writes the values before a replay.
     const void* seed_;
     const void* offset_;
     std::uint64_t offset_in_graph_;
 };
 
-// For its lifetime the CPU's default generator starts at a seed, so that seeds and states of the NPU generator do what
-// they do on a device, and the CPU's own random numbers stay as they are.
+// Seeds the CPU's default generator and restores it on destruction, so that seeds and states of the NPU generator have
+// their usual effect, and the CPU's own random numbers do not change.
 class BorrowedGenerator {
   public:
     explicit BorrowedGenerator(std::uint64_t seed);
@@ -37,7 +37,7 @@ class BorrowedGenerator {
     BorrowedGenerator& operator=(const BorrowedGenerator&) = delete;
 
   private:
-    // One operator at a time may borrow the generator.
+    // Only one operator at a time may use the generator.
     std::unique_lock<std::mutex> turn_;
     at::Tensor saved_state_;
 };

@@ -13,7 +13,7 @@ namespace {
 
 using c10::DispatchKey;
 
-// The kernel of torch_npu, for which has to be asked before another one replaces it.
+// The kernel of torch_npu; first called before it is replaced.
 const auto& read_of_torch_npu() {
     static const auto kernel = c10::Dispatcher::singleton()
                                    .findSchemaOrThrow("aten::_local_scalar_dense", "")
@@ -21,7 +21,7 @@ const auto& read_of_torch_npu() {
     return kernel;
 }
 
-// aten::_local_scalar_dense, which reads memory where the strides say that the element is.
+// aten::_local_scalar_dense, which reads the element at the offset that the strides give.
 void read_number(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const auto& tensor = torch::jit::peek(*stack, 0, 1).toTensor();
     TORCH_CHECK(tensor.storage_offset() == 0 || is_in_base_format(tensor),
@@ -30,7 +30,7 @@ void read_number(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     read_of_torch_npu().callBoxed(op, keys, stack);
 }
 
-// aten::copy_, of which torch_npu would write to a part of a tensor in a private format where the tensor begins.
+// aten::copy_. torch_npu's kernel writes a part of a tensor in a private format to the beginning of the tensor.
 at::Tensor& copy(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source, bool non_blocking) {
     if (!self.is_privateuseone() || is_in_base_format(self)) {
         const c10::DispatchKeySet after(c10::DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
@@ -41,13 +41,15 @@ at::Tensor& copy(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& s
     return at_npu::native::custom_ops::npu_format_cast_(self, rows);
 }
 
-// Whether aten::copy_ leaves out that the destination is a conjugate. Two conjugates are copied right on a device.
+// Whether aten::copy_ ignores the conjugate bit of the destination. Copies between two conjugates are correct on a
+// device.
 bool loses_conjugate(const at::Tensor& self, const at::Tensor& source) {
     if (!self.is_conj() || !source.is_complex()) return false;
     return self.is_privateuseone() ? !source.is_conj() : source.is_privateuseone();
 }
 
-// aten::copy_, if one of the tensors is a conjugate. Copies of subclasses and of traced tensors come here again.
+// aten::copy_, if one of the tensors is a conjugate. Copies of subclasses and of traced tensors are dispatched here
+// again.
 at::Tensor& copy_conjugate(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source, bool non_blocking) {
     TORCH_CHECK(keys.has(DispatchKey::Python) || !loses_conjugate(self, source),
                 "torch_npu does not conjugate what is written to a conjugate such as x.conj(): write to x itself, or "
@@ -56,7 +58,7 @@ at::Tensor& copy_conjugate(c10::DispatchKeySet keys, at::Tensor& self, const at:
     return at::_ops::copy_::redispatch(keys & after, self, source, non_blocking);
 }
 
-// torch_npu would raise "AclrtHostRegister failed", without what the runtime says of it.
+// torch_npu would raise "AclrtHostRegister failed", without the runtime's message.
 void refuse_swapped_memory(const c10::OperatorHandle&, torch::jit::Stack*) {
     TORCH_CHECK(false,
                 "the host NPU does not simulate empty_with_swapped_memory, device addresses of host memory: use "

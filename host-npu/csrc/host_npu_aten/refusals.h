@@ -1,11 +1,11 @@
-// What torch_npu's kernels of memory compute wrongly without an error, on a device, too.
+// Refusal of calls for which torch_npu's memory kernels return wrong results without an error, also on a device.
 #pragma once
 
 #include <torch/library.h>
 
 namespace host_npu {
 
-// Has such calls refused. `kernels` are those of the NPU.
+// Registers the refusals. `kernels` are the NPU's.
 void register_refusals(torch::Library& kernels);
 
 }  // namespace host_npu

@@ -15,18 +15,18 @@ namespace {
 
 void* alias_of(const void* pointer) { return pointer == nullptr ? nullptr : host_alias(pointer); }
 
-// Returns the tensor itself if its memory is all its own, which lets it keep its strides on the device.
+// Returns the tensor itself if it is dense, so that the device tensor keeps its strides.
 at::Tensor without_gaps(const at::Tensor& tensor) {
     return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
 }
 
-// Such tensors are allocated and copied on every chip, but only some compute with them.
+// All chips can allocate and copy such tensors, but only some compute with them.
 void require_dtype_of_chip(const at::Tensor& tensor) {
     TORCH_CHECK(tensor.scalar_type() != at::kBFloat16 || has_bfloat16(),
                 "a tensor has dtype bfloat16, which this chip does not have");
 }
 
-// Copies memory as it lies, between tensors of the same sizes and strides.
+// Copies raw memory between tensors with the same sizes and strides.
 void copy_memory(const at::Tensor& on_device, const at::Tensor& on_host) {
     if (on_host.numel() == 0) return;
     std::memcpy(host_alias(on_device.const_data_ptr()), on_host.const_data_ptr(), on_host.nbytes());
@@ -69,7 +69,7 @@ const Views::SharedStorage& Views::host_storage(const at::Tensor& tensor) {
         if (known.on_device.is_alias_of(on_device)) return known;
     }
     void* const alias = alias_of(on_device.data());
-    // Resizable, for operators that give their out argument its size; they then leave device memory.
+    // Resizable, for operators that resize their out argument; the contents then move out of device memory.
     c10::Storage on_host(c10::Storage::use_byte_size_t{}, on_device.nbytes(),
                          c10::DataPtr(alias, c10::Device(c10::kCPU)), c10::GetCPUAllocator(), true);
     return storages_.emplace_back(SharedStorage{on_device, std::move(on_host), alias});
@@ -84,7 +84,7 @@ at::Tensor Views::view(const at::Tensor& argument, bool may_be_on_host, bool is_
     set_device(argument.device());
     require_dtype_of_chip(argument);
     const auto tensor = in_base_format(argument, is_written);
-    // A kernel asks whether its output is one of its inputs, which it must not resize.
+    // The same tensor gets the same view: a kernel checks whether its output is an input, which it must not resize.
     for (const auto& known : views_) {
         if (known.on_device.is_same(tensor)) return known.on_host;
     }
@@ -94,7 +94,7 @@ at::Tensor Views::view(const at::Tensor& argument, bool may_be_on_host, bool is_
     auto* const implementation = on_host.unsafeGetTensorImpl();
     implementation->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) implementation->set_wrapped_number(true);
-    // The CPU's kernels of matrix products and a few others read these two bits.
+    // The CPU kernels of matrix products and a few others read these two bits.
     on_host._set_conj(tensor.is_conj());
     on_host._set_neg(tensor.is_neg());
     views_.push_back({tensor, on_host, memory.alias});
@@ -115,7 +115,7 @@ void Views::write_back() {
         on_device.resize_(source.sizes());
         if (source.strides() != on_device.strides()) on_device.as_strided_(source.sizes(), source.strides());
         if (!has_moved) continue;
-        // resize_ moves the old contents on the stream, which must not come after the new ones.
+        // resize_ moves the old contents on the stream, which must happen before the new ones are written.
         drain(*device_);
         copy_memory(on_device, source);
     }
@@ -134,7 +134,7 @@ at::Tensor Views::original_of(const at::Tensor& on_host) const {
         }
         return view.on_device;
     }
-    // Operators may return an argument's memory in another shape.
+    // Operators may return an alias of an argument with another shape.
     for (const auto& view : views_) {
         if (on_host.has_storage() && view.on_host.storage().is_alias_of(on_host.storage())) {
             return at::as_strided(view.on_device, on_host.sizes(), on_host.strides(), on_host.storage_offset());
@@ -173,7 +173,7 @@ at::Tensor Views::result(const at::Tensor& on_host) {
 
 void Views::copy_results() {
     if (new_results_.empty()) return;
-    // Another thread may have freed the results' memory a moment ago, with work in the stream that still uses it.
+    // The memory of the results may have just been freed by another thread, and still be used by work on the stream.
     drain(*device_);
     for (const auto& [on_device, source] : new_results_) copy_memory(on_device, source);
     new_results_.clear();

@@ -10,27 +10,26 @@
 
 namespace host_npu {
 
-// Whether strides say where the elements of the NPU tensor are.
+// Whether the strides of the NPU tensor describe its memory.
 bool is_in_base_format(const at::Tensor& tensor);
 
-// The CPU views of one operator's NPU tensors. Tensors that share a storage have views that do.
+// The CPU views of an operator's NPU tensors. Views share a storage if their tensors do.
 class Views {
   public:
-    // Returns a view of an NPU tensor, the same one for the same tensor, or the tensor itself if it is the host's. Of a
-    // tensor in a private format, whose strides say nothing, it is a view of a copy in a base format, which is written
+    // Returns a view of an NPU tensor, the same for the same tensor; host tensors are returned unchanged. For a tensor
+    // in a private format, whose strides are meaningless, it is a view of a copy in a base format, which is written
     // back if the operator writes to it.
     at::Tensor view(const at::Tensor& tensor, bool may_be_on_host, bool is_written);
-    // Throws if tensors of the host that may not be there came with those of a device.
+    // Throws if host tensors that are not allowed were mixed with NPU tensors.
     void refuse_host_tensors() const;
-    // The device of the operator, once a tensor or an argument has named it.
+    // The device of the operator, once a tensor or an argument has determined it.
     const std::optional<c10::Device>& device() const { return device_; }
     void set_device(c10::Device device);
 
-    // Gives NPU tensors whose view the operator has resized its size and contents, and those in a private format what
-    // was written to their copy.
+    // Updates NPU tensors whose views were resized, and writes copies back to tensors in a private format.
     void write_back();
 
-    // Returns the NPU tensor that a result of the CPU's kernel stands for. If it is a new one, copy_results() fills it.
+    // Returns the NPU tensor for a result of the CPU kernel. copy_results() fills it if it is new.
     at::Tensor result(const at::Tensor& on_host);
     void copy_results();
 
@@ -43,11 +42,11 @@ class Views {
     struct View {
         at::Tensor on_device;
         at::Tensor on_host;
-        // Where the memory of both is, unless the operator moved its view.
+        // The address of both storages, unless the operator has reallocated its view.
         const void* alias;
     };
 
-    // A tensor in a private format, and its copy in a base format.
+    // A tensor in a private format and its copy in a base format.
     struct Converted {
         at::Tensor original;
         at::Tensor copy;
@@ -65,7 +64,7 @@ class Views {
     std::vector<SharedStorage> storages_;
     std::vector<View> views_;
     std::vector<Converted> converted_;
-    // New results on the device, and what they are to hold.
+    // New NPU tensors and their contents.
     std::vector<std::pair<at::Tensor, at::Tensor>> new_results_;
 };
 

@@ -9,7 +9,7 @@ namespace host_npu {
 
 namespace {
 
-// Of an operator, and of its variants for a given output and in place.
+// The name without the namespace and the in-place suffix.
 std::string_view base_name(std::string_view name) {
     name.remove_prefix(std::string_view("aten::").size());
     if (name.ends_with('_')) name.remove_suffix(1);
@@ -46,7 +46,7 @@ bool multiplies_matrices(std::string_view name) {
 
 namespace {
 
-// The CPU has no kernels of these in 16 bits, and CANN has.
+// Operators that have 16-bit kernels in CANN, but not on the CPU.
 bool has_wide_kernels_only(std::string_view name) {
     static constexpr std::string_view names[] = {
         "_cdist_backward",
@@ -66,18 +66,18 @@ bool has_wide_kernels_only(std::string_view name) {
     return std::ranges::find(names, base_name(name)) != std::end(names);
 }
 
-// In 16 bits the CPU's kernels compute the places of the samples in 16 bits, too, and read beside the image.
+// The CPU's 16-bit kernels also compute sample positions in 16 bits, and read outside the image.
 bool samples_a_grid(std::string_view name) {
     return name.starts_with("aten::grid_sampler_") || name.starts_with("aten::_grid_sampler_");
 }
 
-// What integers are computed in by an operator that the CPU has for floating-point numbers only.
+// The dtype in which an operator computes integers if the CPU supports it for floating-point numbers only.
 std::optional<at::ScalarType> dtype_of_integers(std::string_view name) {
     if (base_name(name) == "histc") return at::kDouble;
     return base_name(name) == "hardsigmoid" ? std::optional(at::kFloat) : std::nullopt;
 }
 
-// The place of indices that have fewer bits than the 64 of the CPU's, if any.
+// The index of an argument whose indices are narrower than the CPU's 64 bits, if any.
 std::optional<int> narrow_indices(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
     const std::string_view name = base_name(op.operator_name().name);
     const auto is_loss = name.starts_with("nll_loss") || name.starts_with("multilabel_margin_loss");
@@ -162,7 +162,7 @@ WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::I
             argument = list;
         }
     }
-    if (base_name(name) == "_cdist_backward") {  // looks for the largest difference, which was rounded
+    if (base_name(name) == "_cdist_backward") {  // uses the largest difference, which was rounded
         *arguments[4] =
             at::_cdist_forward(arguments[1]->toTensor(), arguments[2]->toTensor(), arguments[3]->toDouble(), {});
     }

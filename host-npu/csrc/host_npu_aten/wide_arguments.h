@@ -1,6 +1,6 @@
-// Arguments in a wider dtype than their own: products of 16-bit matrices, samples of 16-bit grids and what the CPU has
-// no 16-bit kernels of are computed in float32 and rounded once, as on a device. Where only a device takes integers,
-// they are floating-point numbers here, and indices have 64 bits.
+// Widening of arguments: products of 16-bit matrices, samples of 16-bit grids, and operators without 16-bit CPU kernels
+// are computed in float32 and rounded once, as on a device. Integers that only a device supports become floating-point
+// numbers, and indices are widened to 64 bits.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,26 +16,24 @@ namespace host_npu {
 
 bool has_16_bits(const at::Tensor& tensor);
 
-// Whether the operator of this name, or its variant for a given output or in place, multiplies matrices, which 16-bit
-// arguments are widened for.
+// Whether the operator, or its out or in-place variant, multiplies matrices, whose 16-bit arguments are widened.
 bool multiplies_matrices(std::string_view name);
 
-// The shape of the result, if the call is one product of two matrices, or of two batches of them, that fit each other.
-// Its result is contiguous and has their dtype.
+// Returns the shape of the result if the call is one product of two matching matrices, or of two batches of them. The
+// result is contiguous and has their dtype.
 std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHandle& op,
                                                           c10::ArrayRef<c10::IValue*> arguments);
 
-// Whether the indices that an operator returns have 32 bits on a device of this chip.
+// Whether the operator returns 32-bit indices on this chip.
 bool has_narrow_indices(const c10::OperatorHandle& op);
 
-// The arguments of an operator in a wider dtype, if the CPU's kernels need one.
+// Widens the arguments of an operator where the CPU kernel needs it.
 class WideArguments {
   public:
-    // Puts wide tensors in the place of the arguments, unless they have several dtypes, which is the kernel's concern.
+    // Replaces the arguments by wide tensors. Arguments of different dtypes are left to the kernel.
     WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments);
     bool are_wide() const { return narrow_ != wide_; }
-    // Rounds the arguments that the operator has written to, and its result in place of it: to `out`, if that is
-    // defined.
+    // Round the arguments that the operator has written to, and its result, to `out` if defined.
     void round_written() const;
     void round_result(c10::IValue& result, const at::Tensor& out) const;
 

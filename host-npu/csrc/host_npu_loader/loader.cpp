@@ -1,5 +1,5 @@
-// Loads torch_npu's library beside a CUDA build of torch. Both register the settings of their allocators in one set of
-// keys of torch, several under the same key, and torch ends the process when it is given a key twice.
+// Loads torch_npu's library with a CUDA build of torch. Both register allocator settings under the same keys in torch,
+// which aborts the process when a key is registered twice.
 #include <c10/core/AllocatorConfig.h>
 #include <dlfcn.h>
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// For its lifetime no key is registered; those that were are registered again at its end.
+// Hides the registered keys, and restores them on destruction.
 class KeysAside {
   public:
     KeysAside() { std::swap(aside_, keys_); }
