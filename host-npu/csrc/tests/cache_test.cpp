@@ -1,4 +1,4 @@
-// Phase one's cache: what it tells apart, what a hit skips.
+// Phase one's cache: which calls share an entry, and what a hit skips.
 #include "tests/calls.h"
 #include "tests/executors.h"
 
@@ -14,7 +14,7 @@ CASE("cache/hit_uses_the_addresses_of_its_phase_one") {
         second.target.set({0, 0, 0, 0});
         const auto hit = phase_one(second);
         expect_equal(magic(hit.executor), kCacheWrapper, "the magic");
-        // A wrapper needs the tensor objects no longer.
+        // A cached call does not need the tensor objects any more.
         second.self.destroy_handle();
         expect_equal(launch(second, hit), 0, "the synchronisation's status");
         expect_close(second.out.values(), {0, 0.5, 2, 4.5}, 0, "out");
@@ -87,7 +87,7 @@ CASE("cache/determinism_is_part_of_the_key") {
     });
 }
 
-// Runs phase one and returns the kind of the executor, which is destroyed.
+// Runs phase one, destroys its executor and returns the executor's kind.
 template <class Call>
 std::uint64_t kind_of_next(Call& call) {
     const auto phase = phase_one(call);
@@ -109,7 +109,7 @@ CASE("cache/an_entry_is_usable_after_phase_two") {
     });
 }
 
-// The key stays taken by an entry that nothing makes usable any more.
+// The entry keeps the key, and can never become usable.
 CASE("cache/an_executor_that_never_ran_leaves_no_entry") {
     in_new_thread([] {
         MseLossBackward unused;
@@ -138,7 +138,7 @@ CASE("cache/an_executor_that_never_ran_leaves_no_entry") {
     });
 }
 
-// torch_npu runs phase two in a thread of its own.
+// torch_npu runs phase two on its own thread.
 CASE("cache/phase_two_may_run_in_another_thread") {
     in_new_thread([] {
         MseLossBackward call;

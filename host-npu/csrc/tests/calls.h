@@ -1,4 +1,4 @@
-// A call of each operator that works, with arguments to be changed. The values are those of the documents' examples.
+// A valid call of each operator, for tests to modify. The values are those of the documents' examples.
 #pragma once
 
 #include <limits>
@@ -20,7 +20,7 @@ struct MseLoss {
     static constexpr PhaseTwo phase_two = aclnnMseLoss;
 };
 
-// Without a reduction to a scalar.
+// Reduces to rows, not to a scalar.
 struct MseLossOut {
     Tensor self = floats({2, 2}, {0, 1, 2, 3}), target = floats({2, 2}, {1}), out = floats({2});
     std::int64_t reduction = 1;
@@ -42,7 +42,7 @@ struct MseLossBackward {
     static constexpr PhaseTwo phase_two = aclnnMseLossBackward;
 };
 
-// With a workspace, for the copy of an argument.
+// Needs a workspace, for the copy of a strided argument.
 struct StridedMseLossBackward : MseLossBackward {
     StridedMseLossBackward() { self = {ACL_FLOAT, {2, 2}, {0, 1, 2, 3}, {.strides = Shape{1, 2}}}; }
 };
@@ -123,7 +123,7 @@ struct LossWithMaxSum {
     static constexpr PhaseTwo phase_two = aclnnFusedCrossEntropyLossWithMaxSum;
 };
 
-// Smaller than the example, in the mode with a softmax.
+// Smaller than the example; the mode with a softmax.
 struct LossGrad {
     std::int64_t rows = 3, hidden = 4, vocabulary = 130;
     aclDataType dtype = ACL_BF16;

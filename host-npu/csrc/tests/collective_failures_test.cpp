@@ -1,4 +1,5 @@
-// What a device would hang at: ranks that disagree, fail, leave, die or never come. Every rank is told the same.
+// Failures at which a device would hang: ranks that disagree, fail, leave, die or never come. All ranks report the
+// same.
 #include <cstring>
 
 #include "tests/ranks.h"
@@ -33,7 +34,7 @@ Call receive(std::uint64_t count, HcclDataType dtype = kFloat) {
 struct Row {
     Call of_rank_0;
     Call of_rank_1;
-    // What every rank is told.
+    // The message on every rank.
     const char* text;
 };
 
@@ -45,7 +46,7 @@ CASE("collective_failures/calls_that_differ") {
     for (const auto& row : table) {
         const Ranks ranks(2);
         const Buffers data(kFloat, 2, 8);
-        // The first call is the same.
+        // The first calls match.
         ranks.each([&](auto rank) { return all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)); });
         ranks.each([&](auto rank) {
             return (rank == 0 ? row.of_rank_0 : row.of_rank_1)(data[rank], ranks.comm(rank), ranks.stream(rank));
@@ -57,7 +58,7 @@ CASE("collective_failures/calls_that_differ") {
             expect_equal(HcclGetCommAsyncError(ranks.comm(rank), &error), HCCL_SUCCESS, "the status");
             expect_equal(error, HCCL_E_REMOTE, "the asynchronous error");
             expect_contains(recent_error().value_or("no message"), row.text);
-            // It is over with the communicator.
+            // The communicator has ended.
             expect_equal(all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)), HCCL_E_REMOTE,
                          "the status of a later call");
             expect_contains(recent_error().value_or("no message"), row.text);
@@ -93,7 +94,7 @@ CASE("collective_failures/destroying_ends_the_wait") {
 CASE("collective_failures/memory_that_is_too_small") {
     const Ranks ranks(2);
     const Memory small(4), enough(4096);
-    // After the failure of rank 0 a call of rank 1 would be refused at once.
+    // In this order: once rank 0 has failed, a call of rank 1 would be refused immediately.
     all_reduce(1000)(enough.address(), ranks.comm(1), ranks.stream(1));
     all_reduce(1000)(small.address(), ranks.comm(0), ranks.stream(0));
     for (const std::uint32_t rank : {0, 1}) {
@@ -111,7 +112,7 @@ CASE("collective_failures/a_stream_that_drops_a_call") {
     const Buffers data(kFloat, 2, 8);
     aclrtSetStreamFailureMode(ranks.stream(1), ACL_STOP_ON_FAILURE);
     const Memory small(4);
-    // A copy to itself of more than there is fails, and the stream drops what follows.
+    // A copy that exceeds its memory fails, and the stream drops all later work.
     HcclComm alone = nullptr;
     HcclRootInfo root_info;
     HcclGetRootInfo(&root_info);

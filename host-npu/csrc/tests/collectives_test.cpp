@@ -1,4 +1,4 @@
-// Collectives and messages where torch_npu does not come; tests/collectives.py compares what they compute and move.
+// Collectives and messages that torch_npu does not call; tests/collectives.py checks the transferred data.
 #include <cmath>
 
 #include "tests/ranks.h"
@@ -110,7 +110,7 @@ CASE("messages/on_two_streams_overlap") {
     const Ranks ranks(2);
     const Stream others[2];
     const Buffers from(kFloat, {{1}, {2}}), to(kFloat, 2, 1);
-    // Both send on one stream and receive on another, which would wait for ever on one.
+    // Both ranks send on one stream and receive on another; on the same stream they would wait forever.
     ranks.each(
         [&](auto rank) { return HcclSend(from[rank], 1, kFloat, 1 - rank, ranks.comm(rank), ranks.stream(rank)); });
     ranks.each(

@@ -1,4 +1,4 @@
-// Communicators: made, asked about, split and destroyed.
+// Communicators: creation, queries, splits and destruction.
 #include <cstdlib>
 #include <cstring>
 #include <thread>

@@ -1,4 +1,4 @@
-// How many cores a device has, and how many of them work may use.
+// The number of cores of a device, and the limits on their use.
 #include <cstdint>
 
 #include "acl/acl.h"

@@ -9,7 +9,7 @@
 namespace test {
 namespace {
 
-// Rounds to `digits` binary digits, with none below 2^lowest; infinite from `limit` on.
+// Rounds to `digits` binary digits, at least multiples of 2^lowest; infinite from `limit`.
 double round_binary(double value, int digits, int lowest, double limit) {
     if (!std::isfinite(value) || value == 0) return value;
     int exponent = 0;
@@ -39,7 +39,7 @@ double float16_value(std::uint16_t bits) {
     return exponent == 0 ? sign * std::ldexp(mantissa, -24) : sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
 
-// Calls `body` with a number of the type; the numbers of 16 bits are those bits.
+// Calls `body` with a number of the type; 16-bit types are passed as their bits.
 template <class Body>
 auto with_number(aclDataType dtype, const Body& body) {
     switch (dtype) {

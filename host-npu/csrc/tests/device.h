@@ -1,4 +1,4 @@
-// Tensors on the device and calls of operators, by the published interface alone.
+// Tensors on the device and calls of operators, through the published interface only.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ using Shape = std::vector<std::int64_t>;
 std::int64_t numel(const Shape& shape);
 std::size_t item_size(aclDataType dtype);
 
-// Values of a type as the device stores them, and back. 16-bit floats are rounded to nearest-even.
+// Converts values to the bytes that the device stores, and back. 16-bit floats are rounded to nearest-even.
 std::vector<std::uint8_t> encode(aclDataType dtype, const std::vector<double>& values);
 std::vector<double> decode(aclDataType dtype, const std::vector<std::uint8_t>& bytes);
-// `value` in another type's precision.
+// Rounds `value` to another type.
 double rounded(aclDataType dtype, double value);
 
 // Device memory.
@@ -47,7 +47,7 @@ class Memory {
     std::size_t bytes_ = 0;
 };
 
-// How a tensor lies in its storage; by default it fills it.
+// The layout of a tensor in its storage; contiguous by default.
 struct View {
     std::optional<Shape> strides = {};
     std::int64_t offset = 0;
@@ -55,18 +55,18 @@ struct View {
     aclFormat format = ACL_FORMAT_ND;
 };
 
-// An aclTensor with its storage; empty, it stands for a null pointer.
+// An aclTensor and its storage. A default-constructed one is a null pointer.
 class Tensor {
   public:
     Tensor() = default;
-    // `values` fill the storage; a single one is repeated.
+    // `values` fill the storage; a single value is repeated.
     Tensor(aclDataType dtype, Shape shape, std::vector<double> values = {0}, View view = {});
     Tensor(Tensor&& other) noexcept { *this = std::move(other); }
     Tensor& operator=(Tensor&& other) noexcept;
     ~Tensor() { aclDestroyTensor(tensor_); }
 
     operator aclTensor*() const { return tensor_; }
-    // All of the storage.
+    // Returns all values of the storage.
     std::vector<double> values() const;
     void set(const std::vector<double>& values) const;
     void* address() const { return memory_->address(); }
@@ -100,13 +100,13 @@ struct Stream {
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
     ~Stream();
-    // Returns the status of the synchronisation: a device fault shows here.
+    // Synchronizes and returns the status, which reports device faults.
     aclError wait() const;
 
     aclrtStream handle = nullptr;
 };
 
-// What aclGetRecentErrMsg has to say, if anything.
+// Returns the message of aclGetRecentErrMsg, if any.
 std::optional<std::string> recent_error();
 
 // The result of a phase one.
@@ -124,7 +124,7 @@ Phase phase_one(Call& call) {
     return phase;
 }
 
-// Both phases and a synchronisation, whose status is returned; the phases have to succeed.
+// Runs both phases, which must succeed, and returns the status of a synchronization.
 template <class Call>
 aclError launch(Call& call, const Phase& phase) {
     const Memory workspace(phase.workspace_size);
@@ -142,7 +142,7 @@ void run(Call& call) {
     expect(status == 0, "the synchronisation returned ", status, ": ", recent_error().value_or(""));
 }
 
-// A change to a call that works, and what phase one makes of it.
+// A modification of a valid call, and the expected result of phase one.
 template <class Call>
 struct Row {
     const char* name;
@@ -150,7 +150,7 @@ struct Row {
     aclnnStatus status = 0;
 };
 
-// Refused rows leave the caller's variables alone; accepted ones launch.
+// Checks that refused rows leave the caller's variables unchanged, and launches accepted ones.
 template <class Call>
 void check_rows(const std::vector<Row<Call>>& rows) {
     for (const auto& row : rows) {

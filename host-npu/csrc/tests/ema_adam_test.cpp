@@ -1,11 +1,11 @@
-// aclnnApplyFusedEmaAdam, whose generated phase one differs from the others'.
+// aclnnApplyFusedEmaAdam, whose generated phase one differs from the other operators'.
 #include "tests/calls.h"
 
 namespace {
 
 using namespace test;
 
-// A null workspaceSize passes for a hit of the cache of arguments.
+// A null workspaceSize is treated as a hit of the argument cache.
 CASE("apply_fused_ema_adam/phase_two_refuses_what_no_workspace_size_was_asked_for") {
     EmaAdam call;
     aclOpExecutor* executor = nullptr;
@@ -39,7 +39,7 @@ CASE("apply_fused_ema_adam/empty_skips_the_launch") {
         *tensor = floats({0, 3});
     }
     run(call);
-    // No output has an element, so the tiling that compares the shapes is not asked.
+    // All outputs are empty, so the tiling, which compares the shapes, does not run.
     call.grad = floats({8});
     run(call);
 }
@@ -49,7 +49,7 @@ CASE("apply_fused_ema_adam/index_selects_the_tensor") {
     const auto phase = phase_one(call);
     expect_equal(aclSetAclOpExecutorRepeatable(phase.executor), 0, "the status of repeatable");
     expect_equal(launch(call, phase), 0, "the first run's synchronisation");
-    // Another parameter: varRef is input 1 and output 0.
+    // Another parameter: varRef is both input 1 and output 0.
     const auto other = floats({2, 2, 2}, {5});
     const auto before = call.var.values();
     expect_equal(aclSetInputTensorAddr(phase.executor, 1, call.var, other.address()), 0,

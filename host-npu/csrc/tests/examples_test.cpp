@@ -1,4 +1,4 @@
-// The examples of the operators' documents print these numbers.
+// The documents' examples, which print these numbers.
 #include "tests/calls.h"
 
 namespace {
@@ -45,7 +45,7 @@ void expect_example_of_adam(const EmaAdam& call, const std::vector<double>& var,
 }
 
 CASE("examples/apply_fused_ema_adam") {
-    // The example fills the integers of step with four floats of 10.0.
+    // The example fills the int64 elements of step with four floats of 10.0.
     EmaAdam call;
     call.step = {ACL_INT64, {2, 2}, {4692750812812673024.0}};
     run(call);

@@ -1,4 +1,4 @@
-// Looking into executors, and a thread of its own for a test of the cache.
+// Access to the internals of executors, and new threads for cache tests.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace test {
 
-// The cache belongs to the thread: a new thread begins without one.
+// Runs `body` on a new thread, whose cache is empty.
 inline void in_new_thread(const std::function<void()>& body) {
     std::exception_ptr error;
     std::thread([&] {

@@ -1,4 +1,4 @@
-// Calls of single operators in other formats and on other chips; tests/npu/test_simulated_*.py have the others.
+// Single operators in other formats and on other chips; tests/npu/test_simulated_*.py test the rest.
 #include "tests/calls.h"
 
 namespace {
@@ -24,7 +24,7 @@ CASE("mse_loss/workspace_depends_on_the_format_and_the_reduction") {
     expect_equal(workspace(ACL_FORMAT_ND, 0), 0u, "without a reduction");
 }
 
-// The tiling takes a scalar for one element.
+// The tiling treats a scalar as one element.
 CASE("binary_cross_entropy/one_element_fits_a_scalar", {"Ascend950"}) {
     for (const auto& [self, weight] : {std::pair{Shape{}, Shape{1}}, {Shape{1}, Shape{}}}) {
         BinaryCrossEntropy call;

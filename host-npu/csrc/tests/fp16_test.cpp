@@ -1,4 +1,4 @@
-// op::fp16_t against the tests' own conversion.
+// op::fp16_t, compared with the tests' own conversion.
 #include "aclnn/opdev/fp16_t.h"
 #include "tests/device.h"
 

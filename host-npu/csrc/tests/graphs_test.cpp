@@ -1,4 +1,4 @@
-// Captures where torch_npu does not come; tests/npu/test_graphs.py and test_graph_refusals.py have the others.
+// Captures that torch_npu does not make; tests/npu/test_graphs.py and test_graph_refusals.py test the rest.
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -11,7 +11,7 @@ namespace {
 
 using namespace test;
 
-// CANN's status codes, which the headers of torch_npu 2.9 lack.
+// CANN's status codes that the headers of torch_npu 2.9 lack.
 constexpr aclError kNotInThisMode = 107030;
 constexpr aclError kInvalidated = 507903;
 

@@ -1,4 +1,4 @@
-// A program of test cases: each prints "ok NAME" or "FAILED NAME: why".
+// The test harness: each case prints "ok NAME" or "FAILED NAME: why".
 #pragma once
 
 #include <cmath>
@@ -46,7 +46,7 @@ inline void expect_close(const std::vector<double>& actual, const std::vector<do
 
 inline const std::vector<std::string> kAllSocs{"Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950"};
 
-// A case, which registers itself; CASE makes it.
+// A case, which CASE registers.
 struct Case {
     Case(std::function<void()> body, const char* name, std::vector<std::string> configurations = {"Ascend910B"});
 
@@ -55,7 +55,7 @@ struct Case {
     std::vector<std::string> configurations;
 };
 
-// CASE("name", {"Ascend950"}) { ... } runs in these configurations of the process, without any on an Ascend910B.
+// CASE("name", {"Ascend950"}) { ... } runs in these configurations of the process, by default on an Ascend910B.
 #define CASE(...) CASE_AT(__LINE__, __VA_ARGS__)
 #define CASE_AT(line, ...) CASE_NUMBERED(line, __VA_ARGS__)
 #define CASE_NUMBERED(number, ...)                                \
@@ -63,11 +63,11 @@ struct Case {
     const ::test::Case made_##number(case_##number, __VA_ARGS__); \
     void case_##number()
 
-// The chip of this process as HOST_NPU_SOC names it, "cache off" if phase one has no cache, or "strict
-// memory" if allocations end where they were asked to end.
+// The configuration of this process: the chip named by HOST_NPU_SOC, "cache off" without a cache of phase one, or
+// "strict memory" if allocations are not padded.
 std::string configuration();
 
-// Whether the phase-one cache is on, which it is unless the environment says otherwise.
+// Whether the cache of phase one is enabled, the default.
 bool cache_is_on();
 
 }  // namespace test

@@ -1,4 +1,4 @@
-// The life of executors.
+// The life cycle of executors.
 #include "tests/calls.h"
 #include "tests/executors.h"
 
@@ -34,13 +34,13 @@ CASE("life_cycle/repeatable") {
         call.target.set({0, 0, 0, 0});
         expect_equal(launch(call, phase), 0, "the second synchronisation");
         expect_close(call.out.values(), {0, 0.5, 2, 4.5}, 0, "out with another target");
-        // The index does not matter, only the tensor that phase one was given.
+        // The index is ignored: phase one's tensor identifies the argument.
         const auto other = floats({2, 2}, {9});
         expect_equal(aclSetOutputTensorAddr(phase.executor, 77, call.out, other.address()), 0,
                      "aclSetOutputTensorAddr's status");
         expect_equal(launch(call, phase), 0, "the third synchronisation");
         expect_close(other.values(), {0, 0.5, 2, 4.5}, 0, "the other out");
-        // It left the cache, so the same call misses.
+        // The entry has left the cache, so the same call misses.
         const auto again = phase_one(call);
         expect_equal(magic(again.executor), kComposed, "the magic of the same call");
         expect_equal(aclDestroyAclOpExecutor(again.executor), 0, "destroying the second");
@@ -55,7 +55,7 @@ CASE("life_cycle/refuses_to_be_repeatable") {
         const auto hit = phase_one(call);
         expect_equal(aclSetAclOpExecutorRepeatable(hit.executor), 561000, "the status of a cache wrapper");
         expect(!recent_error(), "the refusal left a message");
-        // The executor is as good as before.
+        // The executor still works.
         expect_equal(launch(call, hit), 0, "the synchronisation's status");
         Embedding on_ai_cpu;
         on_ai_cpu.weight = {ACL_DOUBLE, {10, 3}};
@@ -147,7 +147,7 @@ CASE("life_cycle/messages_are_read_once") {
     MseLossBackward call;
     call.reduction = 5;
     phase_one(call);
-    // Messages belong to the thread.
+    // Messages are per thread.
     in_new_thread([] { expect(!recent_error(), "another thread has the message"); });
     const auto message = recent_error().value_or("");
     expect(message.find("EZ1001") != std::string::npos, "no EZ1001 in: ", message);

@@ -1,4 +1,4 @@
-// What aclnnFusedLinearCrossEntropyLossGrad does in its two modes; tests/phase_one has what it refuses.
+// The two modes of aclnnFusedLinearCrossEntropyLossGrad; tests/phase_one tests refusals.
 #include "tests/calls.h"
 
 namespace {
@@ -34,7 +34,7 @@ CASE("fused_linear_cross_entropy_loss_grad/unsupported_chip", {"Ascend910", "Asc
     LossGrad call;
     expect_equal(phase_one(call).status, 361001, "the status");
     expect(recent_error().value_or("").find("EZ9903") != std::string::npos, "no EZ9903");
-    // Bad arguments are found before the chip.
+    // Invalid arguments are reported before the chip.
     LossGrad bad;
     bad.label_smoothing = 1;
     expect_equal(phase_one(bad).status, 161002, "the status of a bad argument");

@@ -1,11 +1,11 @@
-// What the three operators of linear cross entropy do; tests/phase_one has what they refuse.
+// The three operators of linear cross entropy; tests/phase_one tests refusals.
 #include "tests/calls.h"
 
 namespace {
 
 using namespace test;
 
-// An aclFormat has two numbers for an undefined format.
+// An undefined aclFormat has two values.
 CASE("fused_linear_online_max_sum/formats_-1_and_255_are_the_same") {
     const auto with = [](int format) {
         return [=](OnlineMaxSum& call) {
@@ -22,7 +22,7 @@ CASE("fused_linear_online_max_sum/formats_-1_and_255_are_the_same") {
         {{"the target's", with(ACL_FORMAT_UNDEFINED)}, {"255", with(255)}, {"another", with(ACL_FORMAT_ND), 561103}});
 }
 
-// Phase one of these two does not look at what the launch says.
+// Phase one of these two ignores failures of the launch.
 template <class Call>
 void fails_in_phase_two(Call& call, aclnnStatus status) {
     const auto phase = phase_one(call);

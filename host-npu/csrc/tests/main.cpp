@@ -1,5 +1,5 @@
-// Runs the cases for this process's configuration, all or those named on the command line. `--threads COUNT` runs all
-// of them in each of so many threads at once, which share the devices.
+// Runs the cases for this process's configuration, all or those given on the command line. `--threads COUNT` runs them
+// on each of COUNT threads concurrently, on the same devices.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -42,7 +42,7 @@ bool cache_is_on() {
 
 namespace {
 
-// Prints and returns whether the case passed.
+// Runs a case, prints its result and returns whether it passed.
 bool run(const std::string& name, const std::function<void()>& body) {
     const auto say = [](const std::string& line) { std::cout << line + "\n" << std::flush; };
     try {
@@ -52,13 +52,13 @@ bool run(const std::string& name, const std::function<void()>& body) {
     } catch (const std::exception& error) {
         say("FAILED " + name + ": " + error.what());
     }
-    // A later case starts without this one's error and device fault.
+    // Clear the error and the device fault before the next case.
     aclGetRecentErrMsg();
     aclrtSynchronizeDevice();
     return false;
 }
 
-// The one thing that is not in the published interface: the simulation counts.
+// The counters of the simulation, the only function outside the published interface.
 extern "C" const char* host_npu_stats_json();
 
 void expect_nothing_alive() {
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
     std::atomic<int> failures = 0;
     const auto work = [&](std::size_t number) {
         aclrtSetDevice(static_cast<std::int32_t>(number % devices));
-        // Each thread begins with another case.
+        // Each thread starts with another case.
         for (std::size_t done = 0; done < chosen.size(); ++done) {
             const auto& test = chosen[(done + number * chosen.size() / threads) % chosen.size()];
             if (!run(test.name, test.body)) ++failures;

@@ -1,4 +1,4 @@
-// Device memory and the machine's pages, whose size is not the same on all machines.
+// Device memory, and pages, whose size depends on the machine.
 #include <unistd.h>
 
 #include <cstdint>
@@ -13,7 +13,7 @@ using namespace test;
 std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
 CASE("memory/whole_pages") {
-    // What one allocation makes unusable must not be a part of another one's page.
+    // An allocation must not protect pages that another one uses.
     const Memory first(1);
     const Memory second(1);
     for (const auto* memory : {&first, &second}) {
@@ -41,7 +41,7 @@ CASE("memory/maps_whole_pages") {
     aclGetRecentErrMsg();
 }
 
-// Bytes of a copy to the device that the runtime lets pass.
+// Whether the runtime accepts a copy of this size to the device.
 bool fits(void* address, std::size_t bytes) {
     const std::vector<std::uint8_t> data(bytes);
     const bool fine = aclrtMemcpy(address, bytes, data.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE) == 0;
@@ -52,7 +52,7 @@ bool fits(void* address, std::size_t bytes) {
 bool is_strict() { return configuration() == "strict memory"; }
 
 CASE("memory/padding", {"Ascend910B", "strict memory"}) {
-    // Rounded up to 32 bytes, and 32 more.
+    // Usable: the size rounded up to 32 bytes, plus 32.
     for (const std::size_t asked : {1, 32, 33, 64}) {
         const Memory memory(asked);
         const auto usable = is_strict() ? asked : (asked + 31) / 32 * 32 + 32;
@@ -70,7 +70,7 @@ CASE("memory/align32_adds_nothing", {"Ascend910B", "strict memory"}) {
     aclrtFree(address);
 }
 
-// The optimizer's example of the documents: step has the shape [2, 2], and memory of 16 bytes only.
+// The optimizer's documented example: step has shape [2, 2], but only 16 bytes of memory.
 CASE("memory/kernels_use_the_padding", {"Ascend910B", "strict memory"}) {
     EmaAdam call;
     const Shape shape{2, 2};

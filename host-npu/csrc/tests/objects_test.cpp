@@ -97,7 +97,7 @@ CASE("objects/set_address_refusals") {
 }
 
 CASE("objects/many_dimensions") {
-    // The framework stops at 25 dimensions.
+    // The framework's limit is 25 dimensions.
     const Shape most(25, 1), too_many(26, 1);
     const Tensor tensor(ACL_FLOAT, most);
     std::int64_t* values = nullptr;

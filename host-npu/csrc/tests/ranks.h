@@ -1,4 +1,4 @@
-// Several ranks of one communicator, each with a stream, in one thread: a rank's calls are work on its stream.
+// Several ranks of a communicator in one thread, each with its own stream.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace test {
 
-// What a data type of HCCL is in memory, and what it is called in ACL; ACL_DT_UNDEFINED if it has no numbers there.
+// The representation of an HCCL data type in memory and its ACL type; ACL_DT_UNDEFINED if ACL has none.
 struct HcclType {
     HcclDataType hccl;
     aclDataType acl;
@@ -40,7 +40,7 @@ inline constexpr HcclType kHcclTypes[] = {
 };
 const HcclType& hccl_type(HcclDataType dtype);
 
-// A configuration with a limit for every wait, in seconds.
+// Returns a configuration with a limit for every wait, in seconds.
 HcclCommConfig limited_to(std::int32_t seconds);
 
 class Ranks {
@@ -55,11 +55,11 @@ class Ranks {
     aclrtStream stream(std::uint32_t rank) const { return streams_[rank].handle; }
     void destroy(std::uint32_t rank);
 
-    // Calls `call` for each rank, which has to succeed.
+    // Calls `call` for each rank; all calls must succeed.
     void each(const std::function<HcclResult(std::uint32_t)>& call) const;
-    // Waits for the work of a rank, which has to succeed.
+    // Waits for the work of all ranks, which must succeed.
     void wait() const;
-    // Waits for the work of a rank, which has to fail, and returns the message.
+    // Waits for the work of a rank, which must fail, and returns the message.
     std::string failure_of(std::uint32_t rank) const;
 
   private:
@@ -67,16 +67,16 @@ class Ranks {
     std::vector<Stream> streams_;
 };
 
-// One buffer a rank, with values of a type.
+// One buffer per rank, with values of a type.
 class Buffers {
   public:
     Buffers(HcclDataType dtype, const std::vector<std::vector<double>>& values);
-    // `count` elements for each of `ranks`, all of the same value.
+    // `count` elements of the same value for each of `ranks`.
     Buffers(HcclDataType dtype, std::uint32_t ranks, std::size_t count, double value = 0);
 
     void* operator[](std::uint32_t rank) const { return memory_[rank].address(); }
     std::vector<double> values(std::uint32_t rank) const;
-    // Every rank's are these.
+    // Checks the values on every rank.
     void expect_all(const std::vector<double>& expected, const std::string& what) const;
     void expect_rank(std::uint32_t rank, const std::vector<double>& expected, const std::string& what) const;
 

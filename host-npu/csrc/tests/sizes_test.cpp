@@ -1,4 +1,4 @@
-// Sizes, counts and pitches that no memory has, and tensors without elements where a kernel reads one.
+// Sizes, counts and pitches beyond any memory, and empty tensors where a kernel reads an element.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -21,7 +21,7 @@ constexpr aclError kInvalid = 107000;
 constexpr aclError kNoMemory = 207001;
 constexpr aclError kFault = 507015;
 
-// 0 with torch_npu 2.9, which does not ask for the function, so that the library does not have it.
+// Returns 0 with torch_npu 2.9, which does not use the function, so that the library does not have it.
 std::size_t used_bytes() {
     const auto ask = reinterpret_cast<decltype(&aclrtGetMemUsageInfo)>(dlsym(RTLD_DEFAULT, "aclrtGetMemUsageInfo"));
     if (ask == nullptr) return 0;
@@ -32,7 +32,7 @@ std::size_t used_bytes() {
 }
 
 CASE("sizes/more_than_any_memory_has_is_not_allocated") {
-    // With memory in use, a sum with what is used overflows.
+    // With memory in use, adding the requested size to it would overflow.
     const Memory used(100);
     const auto before = used_bytes();
     for (const auto size : {kMost, kMost - 31, kMost - 50, kMost - 99, kMost / 2 + 1, kMost / 2}) {
@@ -112,7 +112,7 @@ CASE("sizes/no_more_is_copied_or_filled_than_memory_has") {
 }
 
 CASE("sizes/every_row_of_a_copy_has_to_be_memory") {
-    // The first and the last row are, and a row between them is not.
+    // The first and the last row are mapped, a row in between is not.
     std::vector<Memory> memories;
     for (int count = 0; count < 3; ++count) memories.emplace_back(1);
     auto* const first = static_cast<std::uint8_t*>(memories[0].address());

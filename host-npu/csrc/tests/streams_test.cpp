@@ -1,11 +1,11 @@
-// What streams wait for, and what events say.
+// Synchronization with streams and events.
 #include <cstdint>
 #include <vector>
 
 #include "acl/acl.h"
 #include "tests/device.h"
 
-// The headers of torch_npu 2.9 lack it.
+// Missing in the headers of torch_npu 2.9.
 extern "C" aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout);
 
 namespace {
@@ -68,7 +68,7 @@ CASE("streams/events_are_reset_and_waited_for") {
     recent_error();
 }
 
-// An event is used again for the work of another stream, and the older record is reached last.
+// An event is recorded again on another stream, and the older record completes last.
 CASE("streams/a_record_is_waited_for_whatever_the_older_ones_do") {
     const Memory memory(8);
     const Stream slow, quick, waiter;
@@ -110,7 +110,7 @@ void block(const Stream& stream, const Event& event) {
     expect_equal(aclrtStreamWaitEvent(stream.handle, event.handle), 0, "the status of a wait");
 }
 
-// Puts work on the stream that fails when it runs: it fills memory that was freed in the meantime.
+// Enqueues work that will fail: it fills memory that is freed in the meantime.
 void queue_failure(const Stream& stream) {
     const Memory gate(8);
     const Stream opener;

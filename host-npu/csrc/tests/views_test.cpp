@@ -1,4 +1,4 @@
-// Views that reach outside their storage: the contiguous copy of an input refuses them.
+// Views that extend beyond their storage: the contiguous copy of an input refuses them.
 #include <cstdlib>
 #include <limits>
 
@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-// Strides that leave gaps, in a storage that is as large as the view has elements.
+// Strides with gaps, in a storage with as many elements as the view.
 template <class Call>
 Row<Call> outside(const char* name, Tensor Call::* member) {
     return {name,
@@ -26,7 +26,7 @@ Row<Call> outside(const char* name, Tensor Call::* member) {
             561103};
 }
 
-// CANN goes on with a null pointer here; tests/phase_one compares all other operators.
+// CANN continues with a null pointer here; tests/phase_one compares all other operators.
 CASE("views/outside_of_the_storage") {
     check_rows<OnlineMaxSum>({outside("input", &OnlineMaxSum::input), outside("weight", &OnlineMaxSum::weight),
                               outside("target", &OnlineMaxSum::target)});
@@ -50,7 +50,7 @@ CASE("views/no_number_is_so_large_that_it_seems_small") {
     });
 }
 
-// The status of a synchronisation after a launch whose only unusual argument is where the result goes.
+// Launches a call with an unusual output and returns the status of the synchronization.
 aclError fault_of(MseLossBackward call) {
     const auto phase = phase_one(call);
     expect_equal(phase.status, 0, "phase one's status");

@@ -1,4 +1,4 @@
-// What a fuzzer's bytes mean. Bytes that are missing are zeros, so that every input means something.
+// The decoding of a fuzzer's bytes. Missing bytes are zeros, so that every input is valid.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class Input {
 
     std::uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
 
-    // -8 to 231, or a number at which arithmetic goes wrong.
+    // -8 to 231, or a number that provokes overflow.
     std::int64_t integer() {
         constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
         constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
@@ -44,7 +44,7 @@ class Input {
         return kValues[byte() % std::size(kValues)];
     }
 
-    // Any that a C program may write to an enumeration of CANN's.
+    // Any value that a C program may assign to an enumeration of CANN.
     template <class Enumeration>
     Enumeration enumeration() {
         return static_cast<Enumeration>(byte() % 64 - 1);

@@ -1,5 +1,5 @@
-// Runs the fuzzer's target without libFuzzer: on the files that are named, and on COUNT changed copies of them, and
-// prints what the host NPU has counted.
+// Runs the fuzzer's target without libFuzzer, on the given files and on COUNT mutations of them, and prints the
+// counters of the host NPU.
 //
 //     calls_fuzz COUNT FILE...
 #include <cstdint>
@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
     std::vector<Bytes> seeds;
     for (int index = 2; index < argc; ++index) seeds.push_back(read(argv[index]));
     for (const auto& seed : seeds) LLVMFuzzerTestOneInput(seed.data(), seed.size());
-    // The same inputs in every run.
+    // A fixed seed: the same inputs in every run.
     std::mt19937 random(0);
     const auto below = [&](std::size_t limit) { return random() % limit; };
     const auto count = std::strtoul(argv[1], nullptr, 10);

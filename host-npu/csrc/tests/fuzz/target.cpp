@@ -1,7 +1,7 @@
-// Calls of all operators with arguments that nobody should give: what libFuzzer runs, see tests/fuzz.py.
+// The libFuzzer target: calls of all operators with invalid arguments, see tests/fuzz.py.
 //
-// An input is a list of calls. A call that phase one accepts and whose tensors are small is launched. Nothing may
-// crash, whatever the arguments; a refusal leaves the caller's variables alone; what is destroyed is gone.
+// An input is a list of calls. A call that phase one accepts is launched if its tensors are small. Nothing may crash; a
+// refusal leaves the caller's variables unchanged; destroyed objects are gone.
 #include <array>
 #include <cstdlib>
 #include <iostream>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kMostTensors = 16;
 constexpr std::size_t kBytesOfTensor = 16 * 1024;
-// What a launch may take, so that thousands of them a second are possible.
+// Limits of a launch, which allow thousands per second.
 constexpr std::int64_t kMostElements = 2048;
 constexpr std::uint64_t kMostWorkspace = std::uint64_t{32} << 20;
 
@@ -30,7 +30,7 @@ void require(bool fine, const char* what) {
     std::abort();
 }
 
-// Memory and a stream that all inputs use.
+// Memory and a stream, shared by all inputs.
 struct Device {
     Device() : workspace(kMostWorkspace) {
         for (std::size_t index = 0; index < kMostTensors; ++index) tensors.emplace_back(kBytesOfTensor);
@@ -48,7 +48,7 @@ struct Device {
     test::Stream stream;
 };
 
-// The arguments of one call, as the input says.
+// The arguments of a call, decoded from the input.
 class Arguments {
   public:
     explicit Arguments(Input& input) : input_(input) {}
@@ -157,14 +157,14 @@ class Arguments {
 
     Input& input_;
     const unsigned results_ = input_.byte();
-    // Seldom, because nothing else of the call matters then.
+    // Rare, because a null pointer hides the rest of the call.
     const bool has_null_size_ = results_ % 32 == 1;
     const bool has_null_executor_ = results_ % 32 == 2;
     bool are_small_ = true;
     std::vector<aclTensor*> tensors_;
 };
 
-// What is done to an executor between the phases, by the bits of a byte.
+// Operations on an executor between the phases, as bits.
 enum : unsigned {
     kRepeat = 1,
     kDestroyTensors = 2,
@@ -210,7 +210,7 @@ void call(Input& input, aclnnStatus (*phase_one)(Parameters...), test::PhaseTwo 
     }
 }
 
-// An input numbers the operators as tests/fuzz.py does, which finds them in CANN's headers.
+// The operators are numbered as in tests/fuzz.py, which finds them in CANN's headers.
 #define OPERATOR(name) [](Input& input) { call(input, name##GetWorkspaceSize, name); },
 constexpr void (*kCalls[])(Input&) = {OPERATORS};
 
@@ -237,7 +237,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (int count = 0; count < kMostCalls && !input.at_end(); ++count) {
         const unsigned which = input.byte();
         const auto start = input.position();
-        // The upper bits repeat the call, which the cache of phase one may know then.
+        // The upper bits repeat the call, which may then hit the cache of phase one.
         for (unsigned repeats = 0; repeats <= which / 64; ++repeats) {
             input.go_back_to(start);
             fuzz::kCalls[which % 64 % std::size(fuzz::kCalls)](input);
