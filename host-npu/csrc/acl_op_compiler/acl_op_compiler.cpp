@@ -1,4 +1,4 @@
-// libacl_op_compiler: options of the graph compiler, and its operators.
+// libacl_op_compiler: options of the graph compiler, and graph operators (aclop).
 #include "acl/acl_op_compiler.h"
 
 #include <cxxabi.h>
@@ -21,8 +21,8 @@
 
 namespace {
 
-// Whether CANN compiles graph operators at the call unless a program sets ACL_OP_JIT_COMPILE: on older architectures.
-// torch_npu asks for it, and then calls graph operators instead of aclnn functions.
+// The default of ACL_OP_JIT_COMPILE: on older architectures, CANN compiles graph operators at the call. torch_npu reads
+// it, and then calls graph operators instead of aclnn functions.
 bool compiles_at_calls_by_default() {
     return host_npu::soc() == host_npu::Soc::Ascend910 || host_npu::soc() == host_npu::Soc::Ascend310P;
 }
@@ -38,8 +38,8 @@ Options& options() {
     return all;
 }
 
-// Whether jit_compile was ever True, after which torch_npu calls some of the graph operators that it then needs also
-// when it is False again. Most are simulated; the others are refused when they come out of the queue.
+// Whether jit_compile was ever True. torch_npu continues to call some graph operators once it is False again. Most are
+// simulated; the others are refused when they leave the queue.
 std::atomic<bool> has_compiled_at_calls = false;
 
 aclError refuse(aclError status, const std::string& text) {
@@ -47,7 +47,7 @@ aclError refuse(aclError status, const std::string& text) {
     return status;
 }
 
-// Runs the body of an exported function, or returns the failure that a test asked for in this call.
+// Runs the body of an exported function, or returns the failure that a test injected into this call.
 template <typename Body>
 aclError unless_it_fails(const std::string& function, const Body& body) {
     if (const auto failure = host_npu::injected_failure(function.c_str())) {
@@ -56,7 +56,7 @@ aclError unless_it_fails(const std::string& function, const Body& body) {
     return body();
 }
 
-// Says what helps, which depends on whether graph operators are compiled at calls: then torch_npu calls more of them.
+// Returns the refusal, with advice that depends on jit_compile: with True, torch_npu calls more graph operators.
 std::string no_graph_operator(const std::optional<std::string>& name) {
     auto& all = options();
     const std::lock_guard lock(all.mutex);
@@ -70,9 +70,9 @@ std::string no_graph_operator(const std::optional<std::string>& name) {
     return refused + "; the end of python -m host_npu --list says which are simulated";
 }
 
-// torch_npu sets ACL_OP_JIT_COMPILE in the thread of the caller when it has described a graph operator and before it
-// puts it into its queue, where a refusal would end the queue. It does not say which operator, but of all only Identity
-// casts to or from a private format.
+// torch_npu sets ACL_OP_JIT_COMPILE on the caller's thread after it has described a graph operator and before it queues
+// it. A refusal in the queue would end the queue. The operator's name is not known here, but only Identity casts to or
+// from a private format.
 bool is_about_to_queue_graph_operator() {
     const auto [from, to] = host_npu::take_described();
     if (to == nullptr) return false;
@@ -81,8 +81,8 @@ bool is_about_to_queue_graph_operator() {
     return !is_cast;
 }
 
-// Returns the name of the operator that the calling thread is in, if one is found: torch_npu's, or copy_ of PyTorch,
-// which calls the others.
+// Returns the name of the operator that the calling thread is in: torch_npu's, or PyTorch's copy_, which calls others.
+// Returns nullopt if none is found.
 std::optional<std::string> operator_on_stack() {
     std::array<void*, 64> frames{};
     const auto count = backtrace(frames.data(), static_cast<int>(frames.size()));
@@ -102,8 +102,8 @@ std::optional<std::string> operator_on_stack() {
     return found;
 }
 
-// Whether the operator may go on. With allow_internal_format=False, the result of npu_format_cast is in a base format,
-// and Identity copies it. Between devices torch_npu copies by graph operators, which are simulated.
+// Whether the operator is not refused. With allow_internal_format=False, the result of npu_format_cast is in a base
+// format and copied by Identity. Copies between devices use graph operators that are simulated.
 bool goes_on(const std::optional<std::string>& name) {
     return name && (*name == "copy_" || name->find("npu_format_cast") != std::string::npos);
 }
@@ -122,7 +122,7 @@ std::vector<host_npu::GraphTensor> copies(int count, const aclTensorDesc* const 
     return all;
 }
 
-// To fail in torch_npu's queue would end it.
+// A failure would end torch_npu's queue.
 aclError refuse_in_queue(const std::string& text) {
     return host_npu::refuse_after_queue(text) ? ACL_SUCCESS : refuse(ACL_ERROR_OP_NOT_FOUND, text);
 }
@@ -145,7 +145,7 @@ void host_npu::simulate_graph_operator(const char* name, GraphOperator run) { si
 host_npu::InSimulatedFunction::InSimulatedFunction() { is_in_simulated_function = true; }
 host_npu::InSimulatedFunction::~InSimulatedFunction() { is_in_simulated_function = false; }
 
-// The names of the simulated graph operators, each on a line.
+// Returns the names of the simulated graph operators, one per line.
 extern "C" HOST_NPU_EXPORT const char* host_npu_list_graph_operators() {
     static std::string names;
     names.clear();
@@ -192,7 +192,7 @@ aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
 size_t aclGetCompileoptSize(aclCompileOpt opt) {
     auto& all = options();
     const std::lock_guard lock(all.mutex);
-    // Includes the terminating zero.
+    // Includes the terminating null character.
     return all.values[opt].size() + 1;
 }
 

@@ -1,4 +1,4 @@
-// The graph operators (aclop) that are simulated, by their names.
+// The simulated graph operators (aclop).
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ struct GraphTensor {
     aclDataBuffer memory;
 };
 
-// torch_npu destroys its objects after the call, so this has copies of them.
+// A call with copies of its descriptions, which torch_npu destroys after the call.
 struct GraphCall {
     std::string name;
     std::vector<GraphTensor> inputs;
@@ -23,29 +23,30 @@ struct GraphCall {
     aclrtStream stream;
 };
 
-// Puts the operator on the stream; returns why it cannot be run, if so.
+// Enqueues the operator on the stream. Returns the reason if it cannot run.
 using GraphOperator = std::optional<std::string> (*)(const GraphCall& call);
 
-// Lets an operator of the name be run by a function. Call it while a library is loaded.
+// Registers the implementation of an operator. Not thread-safe: call it while a library is loaded.
 HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run);
 
-// A function of torch_npu whose graph operators are simulated, also at jit_compile=False, while the thread is in it.
+// While it exists, the thread is in a function of torch_npu whose graph operators are simulated even with
+// jit_compile=False.
 class HOST_NPU_EXPORT InSimulatedFunction {
   public:
     InSimulatedFunction();
     ~InSimulatedFunction();
 };
 
-// Whether tensors in this format are stored in another order than their rows.
+// Whether tensors in this format are not stored row by row.
 inline bool is_private(aclFormat format) {
     return format == ACL_FORMAT_FRACTAL_NZ || format == ACL_FORMAT_NC1HWC0 || format == ACL_FORMAT_FRACTAL_Z ||
            format == ACL_FRACTAL_Z_3D;
 }
 
-// Whether the tensor's format is simulated and has a place for every element.
+// Whether the tensor's format is simulated and its storage has room for every element.
 HOST_NPU_EXPORT bool has_places(const aclTensorDesc& desc);
 
-// Copies between two such tensors of the same dtype and shape, from and to memory that the host can access.
+// Copies between two such tensors of the same dtype and shape, in memory that the host can access.
 HOST_NPU_EXPORT void copy_elements(const aclTensorDesc& from, const void* source, const aclTensorDesc& to,
                                    void* destination);
 

@@ -1,4 +1,4 @@
-// The graph operator Identity, with which torch_npu casts between formats.
+// The graph operator Identity, which torch_npu uses to cast between formats.
 
 #include <algorithm>
 #include <cstring>
@@ -22,11 +22,12 @@ bool all_at_least(std::int64_t least, const Sizes& dims) {
     return std::ranges::all_of(dims, [=](std::int64_t size) { return size >= least; });
 }
 
-// Where a tensor in a base format, or in a private one, has its elements. The offset of an element is the sum of one
-// number for each of its indices: in private formats, some dimensions are split into blocks.
+// The layout of a tensor in a base or private format: for each dimension, the offsets of its indices, whose sum is the
+// offset of an element. In private formats, some dimensions are split into blocks.
 using Offsets = std::vector<Sizes>;
 
-// Of the indices below `size`: `block` of them lie `within` apart, and the blocks `between`.
+// Returns the offsets of indices up to `size` in blocks of `block`: `within` is the stride within a block, `between`
+// that between blocks.
 Sizes offsets(std::int64_t size, std::int64_t block, std::int64_t between, std::int64_t within) {
     Sizes all(static_cast<std::size_t>(size));
     for (std::int64_t index = 0; index < size; ++index) {
@@ -44,13 +45,13 @@ Offsets of_rows(const Sizes& dims) {
     return all;
 }
 
-// FRACTAL_NZ: columns of tiles follow one another, in each of them its tiles from top to bottom.
+// FRACTAL_NZ: columns of tiles, each from top to bottom.
 std::optional<Offsets> of_tiles(const Sizes& dims, const Sizes& stored) {
     if (dims.size() < 2 || stored.size() != dims.size() + 2 || !all_at_least(1, stored)) return std::nullopt;
     const auto matrices = dims.size() - 2;
     const auto* const tiles = &stored[matrices];
     const auto column_tiles = tiles[0], row_tiles = tiles[1], tile_rows = tiles[2], tile_columns = tiles[3];
-    // Whether the tiles have a place for every element.
+    // The tiles must have room for every element.
     if (!std::equal(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(matrices), stored.begin()) ||
         saturated_product(row_tiles, tile_rows) < dims[matrices] ||
         saturated_product(column_tiles, tile_columns) < dims[matrices + 1]) {
@@ -68,7 +69,7 @@ std::optional<Offsets> of_tiles(const Sizes& dims, const Sizes& stored) {
 
 std::int64_t blocks_of(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
-// NC1HWC0: images whose channels are split into blocks, which come last. A vector is one of channels.
+// NC1HWC0: images with channels split into blocks, which come last. A vector is a vector of channels.
 std::optional<Offsets> of_channel_blocks(const Sizes& dims, const Sizes& stored) {
     if ((dims.size() != 1 && dims.size() != 4) || stored.size() != 5 || !all_at_least(1, stored)) return std::nullopt;
     const auto image = dims.size() == 4 ? dims : Sizes{1, dims[0], 1, 1};
@@ -80,7 +81,7 @@ std::optional<Offsets> of_channel_blocks(const Sizes& dims, const Sizes& stored)
     return Offsets{offsets(image[0], blocks * plane), channels, offsets(image[2], row), offsets(image[3], block)};
 }
 
-// FRACTAL_Z and FRACTAL_Z_3D: the weights of a convolution. Tiles of output by input channels, for each position.
+// FRACTAL_Z and FRACTAL_Z_3D: weights of a convolution, in tiles of output by input channels for each position.
 std::optional<Offsets> of_weights(const Sizes& dims, const Sizes& stored) {
     if ((dims.size() != 4 && dims.size() != 5) || stored.size() != 4 || !all_at_least(1, stored)) return std::nullopt;
     const auto rows = stored[2], columns = stored[3], tile = rows * columns;
@@ -101,7 +102,7 @@ bool is_in_rows(const aclTensorDesc& desc) {
            all_at_least(0, desc.dims) && product(desc.storage_dims) == product(desc.dims);
 }
 
-// Nothing if the format is not simulated, or has no place for every element. Memory for more would not be found.
+// Returns nullopt if the format is not simulated, or the storage is too small or unreasonably large.
 std::optional<Offsets> placement(const aclTensorDesc& desc) {
     constexpr auto most = std::int64_t{1} << 28;
     const bool is_small = std::ranges::all_of(desc.dims, [](auto size) { return 0 <= size && size <= most; });
@@ -119,7 +120,7 @@ std::optional<Offsets> placement(const aclTensorDesc& desc) {
     }
 }
 
-// Copies the elements from `dim` on.
+// Copies the elements of the dimensions from `dim`.
 void copy(const Offsets& read, const std::byte* source, const Offsets& write, std::byte* destination, std::size_t size,
           std::size_t dim) {
     if (dim == read.size()) {
@@ -146,7 +147,7 @@ void copy_elements(const aclTensorDesc& from, const void* source, const aclTenso
         std::memcpy(destination, source, stored_bytes(to));
         return;
     }
-    // What pads the blocks.
+    // The padding of the blocks is zero.
     std::memset(destination, 0, stored_bytes(to));
     copy(placement(from).value(), static_cast<const std::byte*>(source), placement(to).value(),
          static_cast<std::byte*>(destination), item_size(to.type), 0);
@@ -157,7 +158,7 @@ std::optional<std::string> run_identity(const GraphCall& call) {
     const auto& [from, source] = call.inputs[0];
     auto [to, destination] = call.outputs[0];
     if (from.type != to.type || item_size(to.type) == 0) return "its output has another dtype than its input";
-    // Where all of a copy in a base format is cast back to write a part, torch_npu describes the part.
+    // When torch_npu casts a whole copy back to write a part, it describes only the part.
     if (is_private(to.storage_format)) to.dims = from.dims;
     if (from.dims != to.dims) return "its output has another shape than its input";
     if (product(to.dims) == 0 && all_at_least(0, to.dims)) return std::nullopt;

@@ -1,1 +1,1 @@
-// libacl_tdt_channel: torch_npu is linked with it, and calls its functions only to feed data queues.
+// libacl_tdt_channel: torch_npu links against it, but calls it only to feed data queues.

@@ -1,4 +1,4 @@
-// The part of ATB's published interface that torch_npu calls: layouts and virtual functions in their order.
+// The part of ATB's published interface that torch_npu calls. Layouts and the order of virtual functions must match.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct TensorDesc {
     Dims shape;
 };
 
-// In device memory, in the host's, or absent.
+// In device memory, in host memory, or absent.
 struct Tensor {
     TensorDesc desc;
     void* device_data = nullptr;
@@ -88,7 +88,7 @@ HOST_NPU_EXPORT Status CreateOperation(const Parameters& parameters, Operation**
 
 namespace infer {
 
-// What else it has is for other kinds, or not used.
+// Further members are unused or belong to other kinds.
 struct RmsNormParam {
     enum class Kind : int { kNorm = 1 };
     struct Norm {
@@ -101,7 +101,7 @@ struct RmsNormParam {
     Norm norm;
 };
 
-// What else it has is for other kinds.
+// Further members belong to other kinds.
 struct ElewiseParam {
     enum class Kind : int { kQuantPerChannel = 17 };
     Kind kind;
@@ -122,7 +122,7 @@ struct LinearParam {
     bool accumulates;
 };
 
-// The format of a key-value cache.
+// The format of a KV cache.
 enum class Cache : int { kKeysAndValues, kKeys, kTiled };
 
 struct ReshapeAndCacheParam {
@@ -146,7 +146,7 @@ struct PagedAttentionParam {
     aclDataType out_dtype;
     bool has_quantization_offset;
     int compression;
-    // Whether a sequence has several queries.
+    // Whether sequences have several queries.
     int has_lengths;
     int scale_type;
     int layout;

@@ -1,5 +1,5 @@
-// libatb, the library of transformer operators beside CANN: torch_npu makes an operation in the thread of the caller,
-// where it is told what is not simulated.
+// libatb, a library of transformer operators next to CANN. torch_npu creates operations on the caller's thread, where
+// unsupported ones are refused.
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,13 +14,13 @@ std::string not_simulated(const std::string& name) {
 
 namespace {
 
-// In the thread of torch_npu's queue, a failure would end the queue; the next call raises it instead.
+// A failure on the thread of torch_npu's queue would end the queue; the next call raises it instead.
 int refuse_function(const char* name) {
     if (host_npu::refuse_after_queue(not_simulated(name))) return 0;
     throw std::runtime_error(not_simulated(name));
 }
 
-// What an operation asks of it is its stream.
+// A context, of which operations use only the stream.
 class StreamContext : public Context {
   public:
     Status SetExecuteStream(void* stream) override {
@@ -74,7 +74,7 @@ std::uint64_t Utils::GetTensorSize(const Tensor& tensor) {
 
 }  // namespace atb
 
-// Functions that torch_npu looks up by their names.
+// Functions that torch_npu looks up by name.
 #define HOST_NPU_FUNCTION(name)                                                                     \
     extern "C" HOST_NPU_EXPORT int name##GetWorkspaceSize() { return atb::refuse_function(#name); } \
     extern "C" HOST_NPU_EXPORT int name() { return atb::refuse_function(#name); }

@@ -1,4 +1,4 @@
-// SelfAttention and PagedAttention of ATB: sequences of any lengths one after the other.
+// SelfAttention and PagedAttention of ATB, over packed sequences of different lengths.
 #include <limits>
 #include <memory>
 #include <optional>
@@ -10,7 +10,7 @@ namespace {
 
 using Mask = std::optional<at::Tensor>;
 
-// Queries `begin` to `begin + rows`, which attend to `context` keys.
+// Queries `begin` to `begin + rows` attend to `context` keys.
 struct Sequence {
     std::int64_t index;
     std::int64_t begin;
@@ -23,7 +23,7 @@ std::int64_t kv_heads(const Parameters& parameters) {
     return parameters.kv_heads ? parameters.kv_heads : parameters.heads;
 }
 
-// Heads are a dimension, or one dimension with their elements.
+// Heads are a dimension of their own, or one dimension with their elements.
 void require_heads(const char* name, const at::Tensor& tensor, std::int64_t dimension, std::int64_t heads) {
     TORCH_CHECK(
         heads > 0 && tensor.dim() > dimension &&
@@ -38,7 +38,7 @@ at::Tensor in_heads(const at::Tensor& tensor, std::int64_t heads) {
 // -10000 in bfloat16.
 constexpr double kLeftOut = -9984;
 
-// What a mask adds to the scores. In bfloat16 ATB's masks have 1 where a key is left out.
+// The additive mask. In bfloat16, ATB's masks may mark masked keys with 1, which becomes minus infinity.
 at::Tensor added(const at::Tensor& mask) {
     const auto values = mask.to(at::kFloat);
     if (mask.scalar_type() != at::kBFloat16) return values;
@@ -48,21 +48,21 @@ at::Tensor added(const at::Tensor& mask) {
     return at::where(is_out, at::full_like(values, -std::numeric_limits<float>::infinity()), values);
 }
 
-// Leaves out the keys after a query; the last query is beside the last key.
+// A causal mask; the last query is aligned with the last key.
 at::Tensor causal(const at::Tensor& queries, std::int64_t keys) {
     const auto row = at::arange(queries.size(0), queries.options()).unsqueeze(1) + (keys - queries.size(0));
     const auto is_after = at::arange(keys, queries.options()).gt(row);
     return at::where(is_after, at::full_like(is_after, -std::numeric_limits<float>::infinity(), queries.options()), 0);
 }
 
-// A mask that stands for any length has to say what `causal` does.
+// A mask for any length must be the upper triangle, like `causal`.
 void require_triangular(const at::Tensor& mask) {
     TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) > 0 && mask.ne(0).equal(mask.ne(0).triu(1)) &&
                     mask.ne(0).sum().item<std::int64_t>() == mask.numel() / mask.size(-1) * (mask.size(-1) - 1) / 2,
                 "the host NPU knows a compressed mask only if it is the upper triangle without the diagonal");
 }
 
-// One sequence: queries (tokens, heads, size), keys and values (tokens, fewer heads, size).
+// Attention of one sequence: queries (tokens, heads, size), keys and values (tokens, fewer heads, size).
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, double scale,
                   const Mask& mask) {
     const auto repeats = queries.size(1) / keys.size(1);
@@ -76,7 +76,7 @@ at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::T
 
 enum class Masking { kNone, kSquare, kRows, kCausal, kBias };
 
-// Which inputs of an operation are there, by their places. Values that are not are the first elements of the keys.
+// The positions of the optional inputs. Without values, the first elements of the keys are used.
 struct Places {
     std::optional<std::size_t> values, table, mask, rows, contexts;
 };
@@ -94,7 +94,7 @@ struct Attention {
 
   private:
     void require_keys(const Tensors& inputs) const;
-    // The tokens of a sequence in a tensor of all sequences, or in a cache (blocks, tokens of a block, heads, size).
+    // The tokens of a sequence in a packed tensor or in a cache (blocks, tokens of a block, heads, size).
     at::Tensor tokens(const Tensors& inputs, std::size_t place, const Sequence& sequence) const;
     Mask mask(const Tensors& inputs, const at::Tensor& queries, const Sequence& sequence) const;
     std::vector<Sequence> sequences(const Tensors& inputs) const;
@@ -120,7 +120,7 @@ std::vector<Sequence> Attention::sequences(const Tensors& inputs) const {
     return all;
 }
 
-// Keys and values are those of the same tokens and heads.
+// Keys and values must have the same tokens and heads.
 void Attention::require_keys(const Tensors& inputs) const {
     const auto& keys = inputs.at(1);
     require_heads("key", keys, places.table ? 2 : 1, kv_heads);
@@ -189,7 +189,7 @@ Mask Attention::mask(const Tensors& inputs, const at::Tensor& queries, const Seq
     if (masking == Masking::kNone) return std::nullopt;
     if (masking == Masking::kCausal) return causal(queries, sequence.context);
     const auto& all = inputs[*places.mask];
-    // (sequences or none, heads, 1, keys): what is added to the scores of each head, in bfloat16, too.
+    // A bias (sequences or none, heads, 1, keys), which is added as it is, also in bfloat16.
     if (masking == Masking::kBias) {
         return (all.dim() == 4 ? all.select(0, sequence.index) : all).slice(2, 0, sequence.context).to(at::kFloat);
     }

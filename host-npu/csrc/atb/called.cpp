@@ -9,15 +9,15 @@ namespace {
 
 struct Called : Computed {
     using Computed::Computed;
-    // What the call that made the operation gave, until a run takes it.
+    // The arguments of the call that created the operation, until a run takes them.
     std::optional<VariantPack> first;
 };
 
-// What the next run of an operation takes in this thread.
+// The arguments of the next run on this thread, and its operation.
 thread_local VariantPack given;
 thread_local const Operation* of_given = nullptr;
 
-// torch_npu copies tensors that are not contiguous.
+// Expects contiguous memory: torch_npu copies other tensors.
 Tensor tensor_of(const aclTensor* tensor, bool is_on_host) {
     const auto& layout = tensor->layout;
     Tensor made;

@@ -18,7 +18,7 @@ at::TensorOptions options(const Tensor& tensor) {
     return at::TensorOptions(*dtype);
 }
 
-// A tensor of the host, a copy that outlives the call, or one of the device.
+// A host tensor, as a copy that outlives the call, or a device tensor.
 struct Argument {
     explicit Argument(const Tensor& tensor) : tensor(tensor) {
         TORCH_CHECK(tensor.desc.format != ACL_FORMAT_FRACTAL_NZ, "the host NPU takes no tensor in FRACTAL_NZ");
@@ -33,7 +33,7 @@ struct Argument {
 
     at::Tensor in_memory() const {
         if (on_host.defined()) return on_host;
-        // What has no elements has no memory.
+        // Empty tensors have no memory.
         auto* const data = tensor.size == 0 ? nullptr : host_npu::host_alias(tensor.device_data, tensor.size);
         return at::from_blob(data, sizes(tensor), options(tensor));
     }
@@ -84,7 +84,7 @@ Status Computed::Setup(const VariantPack&, std::uint64_t& workspace_size, Contex
     return 0;
 }
 
-// torch_npu does not look at the status.
+// torch_npu ignores the status.
 Status Computed::Execute(const VariantPack& tensors, std::uint8_t*, std::uint64_t, Context* context) {
     try {
         const Arguments inputs(tensors.inputs.begin(), tensors.inputs.end());
@@ -94,7 +94,7 @@ Status Computed::Execute(const VariantPack& tensors, std::uint8_t*, std::uint64_
                                  [inputs, outputs, formula = formula_] { compute(formula, inputs, outputs); });
     } catch (const c10::Error& error) {
         const auto text = "ATB's " + name_ + ": " + error.what_without_backtrace();
-        // In the thread of torch_npu's queue, a failure would end the queue; the next call raises it instead.
+        // A failure on the thread of torch_npu's queue would end the queue; the next call raises it instead.
         if (host_npu::refuse_after_queue(text)) return 0;
         throw std::runtime_error(text);
     }

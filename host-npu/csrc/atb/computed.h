@@ -15,8 +15,8 @@ namespace atb {
 
 using Tensors = std::vector<at::Tensor>;
 
-// A call in two parts. The first checks shapes, and the values of tensors of the host; those of the device are meta
-// tensors there. The second computes the outputs in the thread of the stream.
+// A call in two parts. `check` validates shapes and the values of host tensors; device tensors are meta tensors.
+// `compute` computes the outputs on the stream's thread.
 struct Formula {
     std::function<void(const Tensors& inputs, const Tensors& outputs)> check;
     std::function<Tensors(const Tensors& inputs)> compute;
@@ -29,13 +29,13 @@ void require_simulated(const Condition& condition, const std::string& name) {
     if (!condition) throw std::runtime_error(not_simulated(name));
 }
 
-// ATB takes indices and lengths of int32 only.
+// ATB supports only int32 for indices and lengths.
 void require_int32(const char* name, const at::Tensor& tensor);
 std::vector<std::int64_t> numbers(const at::Tensor& tensor);
 
-// The places of the `k` largest numbers of each row, of equal ones the first.
+// Returns the indices of the `k` largest numbers of each row; of equal numbers, the first ones.
 at::Tensor largest_columns(const at::Tensor& x, std::int64_t k);
-// The groups of columns whose largest elements, or sums of these, are not among the `k` largest become 0.
+// Zeros all groups of columns except the `k` with the largest maximum, or sum of the largest elements.
 at::Tensor of_largest_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters);
 
 Formula formula_of(const infer::SelfAttentionParam& parameters);

@@ -1,10 +1,10 @@
-// Loads from a cache, the choice of experts, and attention behind a prefix.
+// Loads from a cache, a gating of experts, and attention with a prefix.
 #include "atb/called.h"
 
 namespace atb {
 namespace {
 
-// The tokens of sequences in blocks of a cache, one sequence after the other. A start is that of its block.
+// Loads the tokens of sequences from blocks of a cache, sequence by sequence. A start is rounded down to its block.
 Tensors loaded(const Tensors& in, bool is_cumulative) {
     const auto &keys = in[0], &values = in[1], &table = in[2];
     const auto given_lengths = numbers(in[3]);
@@ -24,7 +24,7 @@ Tensors loaded(const Tensors& in, bool is_cumulative) {
     return {at::index_select(keys.flatten(0, 1), 0, all), at::index_select(values.flatten(0, 1), 0, all)};
 }
 
-// Experts of the largest scores with a bias, within the chosen groups, and their scores.
+// Selects the experts with the largest biased scores within the best groups, and returns their scores.
 struct AddTopkDiv {
     std::int64_t groups, group_topk, n, k;
     bool maps_experts, is_norm;

@@ -1,4 +1,4 @@
-// Latent attention: RingMLA, which goes on with further keys, and MLA, to a cache.
+// Latent attention: RingMLA, which continues with further keys, and MLA, on a cache.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -9,8 +9,8 @@
 namespace atb {
 namespace {
 
-// Latent attention to further keys: queries and keys of two parts, [tokens, heads, size], values, a mask, the lengths
-// of queries and keys, and what the attention to the keys before has found.
+// Latent attention to further keys. Inputs: queries and keys in two parts, [tokens, heads, size], values, mask, lengths
+// of queries and keys, and the result and log-sum-exp of the attention to the previous keys.
 struct Ring {
     static constexpr const char* kNames[] = {"q_nope", "q_rope", "k_nope",  "k_rope",  "value",
                                              "mask",   "seqlen", "pre_out", "prev_lse"};
@@ -90,8 +90,8 @@ struct Ring {
     }
 };
 
-// Latent attention of one query of each sequence to the keys of two parts in blocks of a cache, whose first parts are
-// the values.
+// Latent attention of one query per sequence to keys in two parts in blocks of a cache. The first parts are also the
+// values.
 struct Latent {
     std::int64_t heads, key_heads, mask_type, calculation, cache;
     float scale;
@@ -183,7 +183,7 @@ HOST_NPU_EXPORT int AtbMLAGetWorkspaceSize(const aclTensor* query, const aclTens
                                            aclTensor* result, aclTensor* log_sum, std::uint64_t* workspace_size,
                                            atb::Operation** operation, atb::Context*) {
     const atb::Latent latent{heads, key_heads, mask_type, calculation, cache, scale};
-    // torch_npu keeps the operation for calls with other tensors.
+    // torch_npu reuses the operation for calls with other tensors.
     return atb::begin({query, query_rope, keys, key_rope, table, contexts, lengths, score_scale, value_scale},
                       {contexts, lengths}, {result, calculation == 2 ? log_sum : nullptr}, "MLA",
                       {[latent](const atb::Tensors& in, const atb::Tensors& out) { latent.check(in, out); },

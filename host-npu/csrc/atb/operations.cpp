@@ -1,10 +1,10 @@
-// The shorter operations of ATB.
+// The smaller operations of ATB.
 #include "atb/computed.h"
 
 namespace atb {
 namespace {
 
-// The elements of a token in a cache (blocks, tokens of a block, heads, size).
+// The number of elements of a token in a cache (blocks, tokens of a block, heads, size).
 std::int64_t elements_of_token(const at::Tensor& cache) { return c10::multiply_integers(cache.sizes().slice(2)); }
 
 void require_fit(const at::Tensor& cache, const at::Tensor& rows, const at::Tensor& slots) {
@@ -17,7 +17,7 @@ void require_fit(const at::Tensor& cache, const at::Tensor& rows, const at::Tens
                 " do not fit a cache of dtype ", cache.scalar_type());
 }
 
-// The cache (blocks, tokens of a block, heads, size) with rows at `slots`, of which negative ones are left out.
+// Returns the cache (blocks, tokens of a block, heads, size) with rows written at `slots`; negative slots are skipped.
 at::Tensor with_rows(const at::Tensor& cache, const at::Tensor& rows, const at::Tensor& slots) {
     auto places = cache.flatten(0, 1);
     const auto is_kept = slots.ge(0);
@@ -34,7 +34,7 @@ void require_heads(const at::Tensor& x, const at::Tensor& cos, std::int64_t coef
                 "a tensor of shape ", x.sizes(), " is not made of heads for angles of shape ", cos.sizes());
 }
 
-// cos and sin have the angles of a head for each token.
+// cos and sin have the angles of one head for each token.
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool is_half) {
     if (x.numel() == 0) return x;
     const auto size = cos.size(-1);
@@ -115,7 +115,7 @@ template <>
 HOST_NPU_EXPORT Status CreateOperation(const infer::ReshapeAndCacheParam& parameters, Operation** operation) {
     require_simulated(parameters.compression == 0 && parameters.cache != infer::Cache::kTiled,
                       "ReshapeAndCache with compression or a cache in FRACTAL_NZ");
-    // Keys, values, their caches and slots; or keys, their cache and slots.
+    // Inputs: keys, values, their caches and slots; or keys, their cache and slots.
     const std::size_t caches = parameters.cache == infer::Cache::kKeys ? 1 : 2;
     const auto check = [caches](const Tensors& inputs, const Tensors&) {
         for (std::size_t index = 0; index < caches; ++index) {

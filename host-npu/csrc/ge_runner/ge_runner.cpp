@@ -1,1 +1,1 @@
-// libge_runner: torch_npu is linked with it, and calls its functions only to compile graphs.
+// libge_runner: torch_npu links against it, but calls it only to compile graphs.

@@ -1,1 +1,1 @@
-// libgraph: torch_npu is linked with it, and calls its functions only to compile graphs.
+// libgraph: torch_npu links against it, but calls it only to compile graphs.

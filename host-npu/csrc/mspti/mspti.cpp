@@ -1,1 +1,1 @@
-// libmspti: torch_npu loads it for torch.profiler, which then records the CPU and no kernels.
+// libmspti: torch_npu loads it for torch.profiler, which then records the CPU but no kernels.

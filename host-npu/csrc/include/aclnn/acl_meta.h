@@ -1,4 +1,4 @@
-// The base of the aclnn interface: tensors, scalars, arrays, lists and executors. C++ only.
+// The common aclnn interface: tensors, scalars, arrays, lists and executors. C++ only.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +22,12 @@ typedef std::int32_t aclnnStatus;
 
 extern "C" {
 
-// A view of `viewDimsNum` dimensions into the storage that begins at `tensorData`; `offset` counts elements. Without
-// strides the view is contiguous. The dimensions are copied, the storage stays the caller's.
+// Creates a view of `viewDimsNum` dimensions of the storage at `tensorData`; `offset` is in elements. Without strides,
+// the view is contiguous. Dimensions are copied; the caller keeps the storage.
 ACLNN_API aclTensor* aclCreateTensor(const std::int64_t* viewDims, std::uint64_t viewDimsNum, aclDataType dataType,
                                      const std::int64_t* stride, std::int64_t offset, aclFormat format,
                                      const std::int64_t* storageDims, std::uint64_t storageDimsNum, void* tensorData);
-// Makes an existing tensor what aclCreateTensor would have made.
+// Reinitializes an existing tensor as aclCreateTensor would.
 ACLNN_API aclnnStatus aclInitTensor(aclTensor* tensor, const std::int64_t* viewDims, std::uint64_t viewDimsNum,
                                     aclDataType dataType, const std::int64_t* stride, std::int64_t offset,
                                     aclFormat format, const std::int64_t* storageDims, std::uint64_t storageDimsNum,
@@ -36,7 +36,7 @@ ACLNN_API aclScalar* aclCreateScalar(void* value, aclDataType dataType);
 ACLNN_API aclIntArray* aclCreateIntArray(const std::int64_t* value, std::uint64_t size);
 ACLNN_API aclFloatArray* aclCreateFloatArray(const float* value, std::uint64_t size);
 ACLNN_API aclBoolArray* aclCreateBoolArray(const bool* value, std::uint64_t size);
-// A list owns its members: destroying it destroys them.
+// A list owns its members and destroys them.
 ACLNN_API aclTensorList* aclCreateTensorList(const aclTensor* const* value, std::uint64_t size);
 ACLNN_API aclScalarList* aclCreateScalarList(const aclScalar* const* value, std::uint64_t size);
 
@@ -48,7 +48,7 @@ ACLNN_API aclnnStatus aclDestroyBoolArray(const aclBoolArray* array);
 ACLNN_API aclnnStatus aclDestroyTensorList(const aclTensorList* list);
 ACLNN_API aclnnStatus aclDestroyScalarList(const aclScalarList* list);
 
-// The caller deletes[] the arrays that these three allocate.
+// The caller frees the arrays that these three allocate with delete[].
 ACLNN_API aclnnStatus aclGetViewShape(const aclTensor* tensor, std::int64_t** viewDims, std::uint64_t* viewDimsNum);
 ACLNN_API aclnnStatus aclGetStorageShape(const aclTensor* tensor, std::int64_t** storageDims,
                                          std::uint64_t* storageDimsNum);
@@ -67,11 +67,11 @@ ACLNN_API aclnnStatus aclGetBoolArraySize(const aclBoolArray* array, std::uint64
 ACLNN_API aclnnStatus aclGetTensorListSize(const aclTensorList* list, std::uint64_t* size);
 ACLNN_API aclnnStatus aclGetScalarListSize(const aclScalarList* list, std::uint64_t* size);
 
-// Keeps an executor after its phase two, so that it can run again until it is destroyed.
+// Keeps an executor after phase two, so that it can run again until it is destroyed.
 ACLNN_API aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor* executor);
 ACLNN_API aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor* executor);
 
-// Gives a tensor of a repeatable executor another storage.
+// Changes the storage of a tensor of a repeatable executor.
 ACLNN_API aclnnStatus aclSetInputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr);
 ACLNN_API aclnnStatus aclSetOutputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr);
 ACLNN_API aclnnStatus aclSetTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr);
@@ -81,7 +81,7 @@ ACLNN_API aclnnStatus aclSetDynamicOutputTensorAddr(aclOpExecutor* executor, std
                                                     std::size_t relativeIndex, aclTensorList* tensors, void* addr);
 ACLNN_API aclnnStatus aclSetDynamicTensorAddr(aclOpExecutor* executor, std::size_t irIndex, std::size_t relativeIndex,
                                               aclTensorList* tensors, void* addr);
-// The same six under the names of older releases.
+// The six functions above under the names of older releases.
 ACLNN_API decltype(aclSetInputTensorAddr) AclSetInputTensorAddr;
 ACLNN_API decltype(aclSetOutputTensorAddr) AclSetOutputTensorAddr;
 ACLNN_API decltype(aclSetTensorAddr) AclSetTensorAddr;
@@ -89,7 +89,7 @@ ACLNN_API decltype(aclSetDynamicInputTensorAddr) AclSetDynamicInputTensorAddr;
 ACLNN_API decltype(aclSetDynamicOutputTensorAddr) AclSetDynamicOutputTensorAddr;
 ACLNN_API decltype(aclSetDynamicTensorAddr) AclSetDynamicTensorAddr;
 
-// Accepted; the simulation keeps no dumps.
+// Succeeds without effect: the simulation keeps no dumps.
 ACLNN_API aclnnStatus aclDumpOpTensors(const char* opType, const char* opName, aclTensor** tensors,
                                        std::size_t inputTensorNum, std::size_t outputTensorNum, aclrtStream stream);
 }

@@ -1,4 +1,4 @@
-// Start and end of the aclnn libraries.
+// Initialization and finalization of the aclnn libraries.
 #pragma once
 
 #include "aclnn/acl_meta.h"

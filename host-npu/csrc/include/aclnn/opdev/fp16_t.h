@@ -1,4 +1,4 @@
-// op::fp16_t, with which programs on the host read and write 16-bit floating point. libnnopbase has its functions.
+// op::fp16_t, 16-bit floating point for programs on the host, implemented in libnnopbase.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ struct ACLNN_API tagFp16 {
     std::uint16_t val = 0;
 
     tagFp16() = default;
-    // Not defaulted: the ABI passes such a type by address.
+    // User-provided, because the ABI passes such a type by address.
     tagFp16(const tagFp16& other) : val(other.val) {}
-    // The bits, unlike any other number.
+    // Takes the bits; other numbers are converted.
     tagFp16(const std::uint16_t& bits) : val(bits) {}
     template <class Number, std::enable_if_t<std::is_arithmetic_v<Number>, int> = 0>
     tagFp16(const Number& value) {
@@ -61,7 +61,7 @@ struct ACLNN_API tagFp16 {
     operator std::uint64_t() const;
     operator bool() const;
 
-    // 1 or -1 for an infinity, else 0.
+    // Returns 1 or -1 for an infinity, else 0.
     int IsInf();
     float toFloat();
     double toDouble();
