@@ -1,11 +1,11 @@
-"""Build host_npu; everything that can be declared is in pyproject.toml.
+"""Build host_npu; all other settings are in pyproject.toml.
 
-The simulated libraries are compiled against the headers of the torch and torch_npu that are installed: install these
-first. The wheel requires neither: pip would replace them where torch_npu's wheel asks for another build of torch, and
-host_npu says itself what is missing or does not fit.
+The simulated libraries are compiled against the headers of the installed torch and torch_npu: install these first. The
+wheel requires neither, because pip would replace them where torch_npu's wheel requires another build of torch; host_npu
+itself reports what is missing or incompatible.
 
-``HOST_NPU_INSTRUMENT`` compiles the libraries so that they check what they do (``address`` and what else
-``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's warnings errors.
+``HOST_NPU_INSTRUMENT`` compiles the libraries with sanitizers (``address`` or other values of ``-fsanitize=``);
+``HOST_NPU_WERROR=1`` turns compiler warnings into errors.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ import build as libraries  # noqa: E402
 
 
 def find_what_is_installed() -> None:
-    """Let imports find the packages that pip hides from a build, which is for just these."""
+    """Make the packages importable that pip hides from a build because of its isolation."""
     folders = site.getsitepackages()
     if sys.prefix == sys.base_prefix:
         folders.append(site.getusersitepackages())
@@ -33,7 +33,7 @@ def find_what_is_installed() -> None:
 
 
 def check_what_is_installed() -> None:
-    """End the build unless torch and torch_npu are installed, in the same version, one that is simulated."""
+    """End the build unless torch and torch_npu are installed in the same, supported version."""
     missing = [name for name in ("torch", "torch_npu") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(
@@ -52,7 +52,7 @@ class Build(build_ext):
     """Compile the simulated libraries, into the source tree for an editable installation."""
 
     def run(self) -> None:
-        """Compile what has changed."""
+        """Compile the libraries that are out of date."""
         find_what_is_installed()
         check_what_is_installed()
         is_in_place = self.inplace or getattr(self, "editable_mode", False)
@@ -61,10 +61,10 @@ class Build(build_ext):
 
 
 class CompiledDistribution(Distribution):
-    """A distribution that is compiled without extension modules."""
+    """A distribution with compiled code but without extension modules."""
 
     def has_ext_modules(self) -> bool:
-        """Make setuptools run the command above, and name the platform in the wheel's name."""
+        """Return true, so that setuptools runs ``Build`` and names the platform in the wheel's name."""
         return True
 
 

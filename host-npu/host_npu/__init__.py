@@ -1,10 +1,10 @@
-"""The host NPU, a simulated Ascend NPU on the CPU: programs for the device ``npu`` run on any machine with Linux.
+"""The host NPU, a simulated Ascend NPU on the CPU: programs for the device ``npu`` run on any Linux machine.
 
-The libraries that torch_npu needs of CANN are simulated on the host, so that an unmodified torch_npu sees devices.
-Their memory faults when the host touches it, and their streams are asynchronous. Operators are computed on the CPU.
+The CANN libraries that torch_npu needs are simulated on the host, so that an unmodified torch_npu sees devices. Their
+memory faults on host access, and their streams are asynchronous. Operators are computed on the CPU.
 
-``python -m host_npu train.py`` runs a program with it, :func:`enable` does the same inside one. The processes that it
-starts, such as those of ``torch.multiprocessing.spawn``, have host NPUs of their own.
+``python -m host_npu train.py`` runs a program with it, :func:`enable` does the same inside one. Child processes, such
+as those of ``torch.multiprocessing.spawn``, also have host NPUs.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 _DEVICES = "HOST_NPU_DEVICES"
 _SOC = "HOST_NPU_SOC"
 _STRICT_MEMORY = "HOST_NPU_STRICT_MEMORY"
-# Whether dtypes are refused that CANN's documents do not list.
+# Whether dtypes that CANN does not document are refused.
 _DTYPES = "HOST_NPU_DTYPES"
 _MOST_DEVICES = 64
 _DEFAULT_DEVICES = "1"
@@ -51,16 +51,16 @@ _DEFAULT_SOC = "Ascend910B"
 
 # Makes child processes enable the host NPU; enable(force=True) sets it to "force".
 _ENABLE = "HOST_NPU_ENABLE"
-# Contains a sitecustomize.py, which enables it in child processes before their program starts.
+# Contains a sitecustomize.py, which enables the host NPU in child processes before their program starts.
 _CHILDREN = str(Path(__file__).resolve().parent / "_children")
 # 0 prevents torch from importing torch_npu automatically.
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
-# Environment variables with which torch_npu finds a real CANN.
+# Environment variables that lead torch_npu to a real CANN.
 _REAL_CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_AICPU_PATH")
 
-# Longer than torch_npu's thread sleeps, see csrc/ascendcl/wake_ups.h. In a program whose other threads compute, live
-# objects may never stay the same.
+# Longer than the sleep of torch_npu's thread, see csrc/ascendcl/wake_ups.h. In a program whose other threads compute,
+# the live objects may never settle.
 _SECONDS_BETWEEN_READS = 0.0015
 _MOST_READS = 20
 
@@ -68,7 +68,7 @@ _runtime: ctypes.CDLL | None = None
 
 
 class HostNpuError(RuntimeError):
-    """Raised when the host NPU cannot be used; the message gives the reason."""
+    """Raised with the reason if the host NPU cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class Stats:
     """The counters of the host NPU; names missing in a counter have a count of 0.
 
     Attributes:
-        alive: Objects that were created and not destroyed, by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
+        alive: Live objects by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
             ``"aclrtStream"``, ``"aclrtEvent"`` and others.
-        calls: How often each function that can fail was called since :func:`count_calls`.
-        collectives: How often each function that communicates between ranks was called since the last :func:`reset`,
-            by its name, such as ``"HcclAllReduce"``.
-        collective_bytes: Bytes of this process's data that other ranks read in those calls, by function. What several
-            ranks read counts once, what a rank reads of its own does not count.
-        launches: How often the second phase of each operator was launched since the last :func:`reset`, by its name.
-        device_bytes: Bytes that are allocated on each device. torch_npu keeps freed memory for later.
+        calls: Calls of each function that can fail, since :func:`count_calls`.
+        collectives: Calls of each function that communicates between ranks since the last :func:`reset`, by name, for
+            example ``"HcclAllReduce"``.
+        collective_bytes: Bytes of this process's data that other ranks read in those calls, by function. Data that
+            several ranks read counts once; data that a rank reads of its own does not count.
+        launches: Launches of the second phase of each operator since the last :func:`reset`, by name.
+        device_bytes: Bytes allocated on each device. torch_npu caches freed memory.
         peak_device_bytes: The largest ``device_bytes`` since the last :func:`reset`.
         pending_failures: Failures of :func:`fail` that have not occurred yet, by function.
     """

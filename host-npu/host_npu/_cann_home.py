@@ -1,6 +1,6 @@
-"""A folder that programs take for a CANN toolkit: links to headers and libraries, its version, and the tool npu-smi.
+"""A folder that programs accept as a CANN toolkit: links to headers and libraries, version files, and the tool npu-smi.
 
-It is made when the host NPU is enabled for the first time, in the user's cache, because a wheel contains no links.
+It is created in the user's cache when the host NPU is first enabled, because a wheel contains no links.
 """
 
 import contextlib
@@ -15,25 +15,25 @@ from pathlib import Path
 from host_npu import _libraries
 from host_npu._version import __version__
 
-# Tells the folder from a real toolkit.
+# Distinguishes the folder from a real toolkit.
 _MARK = "host_npu.info"
-# What aclsysGetCANNVersion of csrc/ascendcl says, too.
+# Must equal the version of aclsysGetCANNVersion in csrc/ascendcl.
 _CANN = "9.1.0"
-# torch_npu asks whether the last three are there.
+# torch_npu checks for the last three.
 _FOLDERS = ("include", "bin", "runtime", "compiler", "opp")
 _SMI = Path(__file__).resolve().parent / "_npu_smi.py"
 
 
 def is_own(home: str) -> bool:
-    """Return whether a folder is one that a host NPU has made."""
+    """Return whether a host NPU created the folder."""
     return os.path.exists(os.path.join(home, _MARK))
 
 
 def variables(torch_npu: Path) -> dict[str, str]:
-    """Make the folder, unless it is there, and return the environment variables that name it.
+    """Create the folder, unless it exists, and return the environment variables that name it.
 
     Args:
-        torch_npu: The folder of the installed torch_npu, whose headers it links to, beside those of this package.
+        torch_npu: The folder of the installed torch_npu, whose headers are linked in addition to this package's.
     """
     home = _made(torch_npu)
     paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
@@ -57,7 +57,7 @@ def _made(torch_npu: Path) -> Path:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             new = Path(tempfile.mkdtemp(dir=parent))
             _fill(new, torch_npu)
-            # Another process may have made it meanwhile.
+            # Another process may have created it in the meantime.
             with contextlib.suppress(OSError):
                 new.rename(home)
             shutil.rmtree(new, ignore_errors=True)
@@ -80,7 +80,7 @@ def _fill(home: Path, torch_npu: Path) -> None:
         if folder.is_dir()
         for entry in folder.iterdir()
     ]
-    # The headers of HCCL include one another by the folder of torch_npu.
+    # HCCL's headers include one another by torch_npu's folder names.
     for entry in (third_party, *headers, *(_libraries.FOLDER / "include" / name for name in ("aclnn", "aclnnop"))):
         (home / "include" / entry.name).symlink_to(entry)
     (home / "version.info").write_text(f"Version={_CANN}\n")
@@ -88,14 +88,14 @@ def _fill(home: Path, torch_npu: Path) -> None:
         (home / name / "version.info").write_text(f"Version={_CANN}\nversion_dir={_CANN}\n")
     _fill_processor_folder(home)
     tool = home / "bin" / "npu-smi"
-    # Without the site packages: it answers at once, and simulates nothing.
+    # Without site packages: starts immediately, and simulates nothing.
     tool.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S '{_SMI}' \"$@\"\n")
     tool.chmod(0o755)
     (home / _MARK).touch()
 
 
 def _fill_processor_folder(home: Path) -> None:
-    """Make the folder, such as ``x86_64-linux``, in which CANN has the files of one processor and its version."""
+    """Create the folder, such as ``x86_64-linux``, with CANN's files for one processor and its version."""
     processor = platform.machine()
     folder = home / f"{processor}-linux"
     folder.mkdir()

@@ -1,6 +1,6 @@
-"""What functions of torch_npu call, where the names of CANN's operators do not tell."""
+"""The operators that functions of torch_npu call, where the operators' names do not show it."""
 
-# Functions of torch_npu with names that differ from those of their operators, and how the operators' names begin.
+# Functions of torch_npu whose names differ from their operators', and the prefix of the operators' names.
 OTHER_NAMES = {
     "npu_add_quant_gmm": "QuantGroupedMatmulInplaceAdd",
     "npu_add_quant_matmul": "QuantBatchMatmulInplaceAdd",
@@ -30,7 +30,7 @@ OTHER_NAMES = {
     "npu_sim_exponential_": "SimThreadExponential",
 }
 
-# Operators of ATB that are computed, by how the names of the functions that call them begin.
+# Computed operators of ATB, by the prefix of the functions that call them.
 ATB = {
     "_npu_flash_attention": "SelfAttention",
     "_npu_group_topk": "GroupTopk",
@@ -47,7 +47,7 @@ ATB = {
     "npu_self_attention_prefix_encoder": "SelfAttention",
 }
 
-# Others, which programs do not call: gradients and parts of other functions.
+# Operators of internal functions: gradients and parts of other functions.
 CALLED = {
     "_gru_npu": "GRU",
     "_gru_npu_backward": "GRUBackward",
@@ -76,7 +76,7 @@ CALLED = {
     "slow_conv_transpose2d_backward": "ConvolutionBackward",
 }
 
-# Functions without an operator, or with those of PyTorch.
+# Functions that call no operator, or only PyTorch's.
 RUNNING = """
     _npu_fused_infer_attention_score_get_max_workspace _npu_fused_infer_attention_score_infer_output
     _npu_fused_infer_attention_score_v2_get_max_workspace _npu_fused_infer_attention_score_v2_infer_output
@@ -86,7 +86,7 @@ RUNNING = """
     repeat_interleave_backward_int save_npugraph_tensor set_op_timeout_ms stft_backward unsafe_empty_with_format
 """.split()
 
-# What no operator's name tells of some functions.
+# Notes on functions that do not follow from an operator's name.
 ANSWERS = {
     **dict.fromkeys(RUNNING, "runs, without an operator of CANN"),
     **dict.fromkeys(
@@ -99,7 +99,8 @@ ANSWERS = {
     ),
 }
 
-# Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/npu/test_every_operator.py.
+# Functions that torch_npu 2.13 implements with graph operators on the default chip; see
+# tests/npu/test_every_operator.py.
 GRAPH_FUNCTIONS = """
     npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_bounding_box_decode
     npu_bounding_box_encode npu_broadcast npu_ciou npu_clear_float_status npu_conv2d npu_conv3d
@@ -114,7 +115,7 @@ GRAPH_FUNCTIONS = """
     npu_transpose npu_view_copy npu_yolo_boxes_encode
 """.split()
 
-# Others, which programs do not call, beside the gradients of these.
+# The same for internal functions, apart from gradients of the functions above.
 PARTS_OF_GRAPH_FUNCTIONS = """
     _amp_foreach_non_finite_check _conv_depthwise2d_backward _dropout_with_byte_mask _dropout_with_byte_mask_backward
     _npu_ciou _npu_silent_check dropout_with_byte_mask npu_bmm_v2_mat1_backward npu_bmm_v2_mat2_backward
@@ -122,7 +123,7 @@ PARTS_OF_GRAPH_FUNCTIONS = """
     npu_fused_attention_qkv_grad
 """.split()
 
-# Others, whose graph operator is simulated.
+# The same for functions whose graph operator is simulated.
 SIMULATED_FUNCTIONS = {
     "npu_apply_adam": "ApplyAdamD",
     "npu_apply_adam_w": "ApplyAdamW",

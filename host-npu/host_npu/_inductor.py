@@ -1,4 +1,4 @@
-"""Inductor, whose code for a chip is that of triton-ascend: what it would compile for NPUs is called instead."""
+"""Inductor, which would generate code for NPUs with triton-ascend: here, their graphs run operator by operator."""
 
 import importlib.abc
 import importlib.machinery
@@ -14,7 +14,7 @@ _TRITON = "triton"
 
 
 def _has_npu(model: Any, example_inputs: Sequence[Any]) -> bool:
-    """Return whether an argument or a result of a graph's operators is on an NPU."""
+    """Return whether an argument or a result in the graph is on an NPU."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
@@ -24,7 +24,7 @@ def _has_npu(model: Any, example_inputs: Sequence[Any]) -> bool:
 
 
 def _calling(compile_fx: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Inductor's function for graphs without NPU tensors; others call their operators one by one."""
+    """Return a function that compiles graphs without NPU tensors with Inductor, and runs others without compilation."""
 
     @wraps(compile_fx)
     def compile_or_call(model_: Any, example_inputs_: Sequence[Any], *arguments: Any, **options: Any) -> Any:
@@ -42,34 +42,34 @@ def _calling(compile_fx: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _FolderWithoutCode(importlib.abc.Loader):
-    """What is loaded of a folder on ``sys.path`` that has Triton's name: nothing."""
+    """The loader for a folder on ``sys.path`` that has Triton's name but no code."""
 
     def exec_module(self, module: ModuleType) -> NoReturn:
-        """Raise the error of a package that is not installed."""
+        """Raise the error for a package that is not installed."""
         raise ModuleNotFoundError("No module named 'triton': the folder of this name has no code", name=_TRITON)
 
 
 class TritonFinder(importlib.abc.MetaPathFinder):
     """A meta path finder that hides folders named triton.
 
-    torch takes one for the package and then cannot import ``torch._dynamo``, which the shapes of results need.
+    torch mistakes one for the package and then cannot import ``torch._dynamo``, which computing result shapes requires.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a folder named triton, and ``None`` for other modules."""
+        """Return the spec of a folder named triton; ``None`` for other modules."""
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target) if fullname == _TRITON else None
         return ModuleSpec(_TRITON, _FolderWithoutCode()) if spec is not None and spec.origin is None else None
 
 
 class Importer(importlib.abc.MetaPathFinder):
-    """A meta path finder that replaces the function by which Inductor compiles a graph."""
+    """A meta path finder that replaces the function with which Inductor compiles a graph."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the compiler's module, and ``None`` for other modules."""
+        """Return the spec of the compiler's module; ``None`` for other modules."""
         if fullname != _COMPILER:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]

@@ -19,18 +19,18 @@ _CANN = (
     "opapi",
     "mspti",
 )
-# It loads torch_npu.
+# Loads torch_npu.
 _LOADER = "host_npu_loader"
-# It is loaded after torch_npu, whose kernels it replaces.
+# Loaded after torch_npu, whose kernels it replaces.
 _ATEN = "host_npu_aten"
-# They compute by torch's operators: functions that libopapi refuses, and ATB's, which torch_npu looks for by the name.
+# Computed with torch: the functions that libopapi refuses, and ATB, which torch_npu looks up by file name.
 _FORMULAS = "host_npu_formulas"
 _ATB = "atb"
 
-# Counted and failed like CANN's functions, but not one of them: a task is added to a stream.
+# Counted and failed like CANN's functions, but not one of them: enqueues a task on a stream.
 _NOT_EXPORTED = ("host_npu::enqueue",)
 
-# What returns nothing, or only an answer; AclSet... are other names of aclSet....
+# Functions without a status, which return nothing or only a value. AclSet... are aliases of aclSet....
 _WITHOUT_STATUS = re.compile(
     r"""
     ReleaseHugeMem | UnInitHugeMemThreadLocal | CanUsePTACache | \w*PTA\w*HashKey | \w*PTACacheThreadLocal
@@ -46,8 +46,7 @@ FOLDER = Path(__file__).resolve().parent / "_lib"
 # The versions that the libraries were compiled for, written by csrc/build.py.
 _VERSIONS = FOLDER / "versions.json"
 
-# From this release on, torch_npu registers settings that torch's CUDA library has already registered, which aborts the
-# process.
+# From this release, torch_npu registers settings that torch's CUDA library also registers, which aborts the process.
 _REGISTERS_SETTINGS = (2, 12)
 
 
@@ -96,7 +95,7 @@ def load_cann() -> ctypes.CDLL:
 
 
 class _Symbol(ctypes.Structure):
-    """What ``dladdr`` tells of an address, ``Dl_info``."""
+    """``Dl_info``, the result of ``dladdr`` for an address."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -107,7 +106,7 @@ class _Symbol(ctypes.Structure):
 
 
 def has(function: str) -> bool:
-    """Return whether a simulated library of CANN has this function, rather than a library that it is linked with."""
+    """Return whether a simulated CANN library defines this function, and not a library that it is linked with."""
     try:
         address = ctypes.cast(ctypes.CDLL(None)[function], ctypes.c_void_p)
     except (AttributeError, ValueError):
@@ -123,9 +122,9 @@ def can_fail(function: str) -> bool:
 
 
 def answers() -> dict[str, str]:
-    """Return how each aclnn function that torch_npu knows is answered.
+    """Return the implementation of each aclnn function that torch_npu looks up.
 
-    That is ``"checks"``, ``"rules"`` (a formula behind CANN's documented rules), ``"formula"`` or ``"refused"``.
+    It is ``"checks"``, ``"rules"`` (a formula with CANN's documented rules), ``"formula"`` or ``"refused"``.
     """
     listed = ctypes.CDLL(str(_path("opapi"))).host_npu_list
     listed.restype = ctypes.c_char_p
@@ -133,7 +132,7 @@ def answers() -> dict[str, str]:
 
 
 def graph_operators() -> list[str]:
-    """Return the names of the graph operators (aclop) that are simulated."""
+    """Return the names of the simulated graph operators (aclop)."""
     listed = ctypes.CDLL(str(_path("acl_op_compiler"))).host_npu_list_graph_operators
     listed.restype = ctypes.c_char_p
     names: list[str] = listed().decode().splitlines()
@@ -141,12 +140,12 @@ def graph_operators() -> list[str]:
 
 
 def load_torch_npu(folder: Path) -> None:
-    """Load what torch_npu's import looks for: ATB, and libtorch_npu.so with the workaround for CUDA builds of torch.
+    """Load what torch_npu's import needs: ATB, and libtorch_npu.so with the workaround for CUDA builds of torch.
 
-    CANN's libraries and torch's must be loaded.
+    CANN's and torch's libraries must be loaded first.
     """
     ctypes.CDLL(str(_path(_ATB)), ctypes.RTLD_GLOBAL)
-    # The package torch_npu 2.9 cannot be imported after its library was loaded.
+    # The package torch_npu 2.9 cannot be imported once its library is loaded.
     if tuple(map(int, versions()["torch_npu"].split(".")[:2])) < _REGISTERS_SETTINGS:
         return
     library = folder / "lib" / "libtorch_npu.so"

@@ -1,7 +1,7 @@
-"""The tool ``npu-smi`` of the host NPU: the simulated devices, in the lines and columns that programs read.
+"""The tool ``npu-smi`` of the host NPU, which prints the simulated devices in the format that programs parse.
 
-It is run without the packages of the environment, and so it imports none. What is not simulated is NA, as CANN's tool
-says of what a machine cannot measure.
+It runs without site packages, so it imports none. Values that are not simulated are NA, as in CANN's tool for values
+that a machine cannot measure.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def _check(status: int) -> None:
 
 
 def _megabytes(index: int) -> tuple[int, int]:
-    """Return how much of a device's memory cannot be allocated, and how much it has."""
+    """Return the memory of a device that is not available, and its total."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _check(_runtime().aclrtSetDevice(index))
     _check(_runtime().aclrtGetMemInfo(_ACL_HBM_MEM, ctypes.byref(free), ctypes.byref(total)))
@@ -104,7 +104,7 @@ def _common(index: int) -> list[str]:
 
 
 def _topology() -> list[str]:
-    """Return the table of links, and the processors that all devices are near to."""
+    """Return the table of links, and the processors close to the devices."""
     cpus = sorted(os.sched_getaffinity(0))
     first = [cpu for cpu in cpus if cpu - 1 not in cpus]
     last = [cpu for cpu in cpus if cpu + 1 not in cpus]
@@ -121,7 +121,7 @@ _TYPES = {"board": _board, "memory": _memory, "usages": _usages, "common": _comm
 
 
 def main() -> int:
-    """Print what is asked for."""
+    """Print the requested information."""
     parser = argparse.ArgumentParser(prog="npu-smi", description="The devices that the host NPU simulates.")
     info = parser.add_subparsers(dest="command", required=True).add_parser("info", help="the devices")
     kind = info.add_mutually_exclusive_group()

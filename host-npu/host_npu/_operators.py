@@ -1,4 +1,4 @@
-"""The list of CANN's operators that torch_npu can ask for, and what the host NPU does with each."""
+"""The list of CANN's operators that torch_npu can call, and their implementation on the host NPU."""
 
 import re
 import textwrap
@@ -12,10 +12,10 @@ _TITLES = {
     "refused": "Refused",
 }
 
-# Operators that are simulated with all checks, for programs that call CANN themselves.
+# Operators that are simulated with all checks and called only by programs that call CANN directly.
 _NOT_CALLED = ("aclnnApplyFusedEmaAdam", "aclnnMseLossOut")
 
-# Chips on which the operator is refused, because CANN has no kernel of it there.
+# Chips on which the operator is refused, because CANN has no kernel for it.
 _LACKING = {
     "aclnnAlltoAllvGroupedMatMul": ("Ascend910", "Ascend910B", "Ascend310P"),
     "aclnnApplyFusedEmaAdam": ("Ascend910", "Ascend310P"),
@@ -26,7 +26,7 @@ _LACKING = {
     "aclnnGroupedMatMulAlltoAllv": ("Ascend910", "Ascend910B", "Ascend310P"),
 }
 
-# Where jit_compile=True is the default.
+# Chips on which jit_compile=True is the default.
 _WITH_GRAPH_OPERATORS = ("Ascend910", "Ascend310P")
 
 _INTRODUCTION = """\
@@ -73,7 +73,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """Break the lines of each paragraph."""
+    """Wrap the lines of each paragraph."""
     return "\n\n".join(
         textwrap.fill(paragraph, 150, break_long_words=False, break_on_hyphens=False)
         for paragraph in text.split("\n\n")
@@ -104,13 +104,13 @@ def page() -> str:
 
 
 def _plain(name: str) -> str:
-    """Return what functions of torch_npu and of CANN have in common: ``npu_rms_norm_v2`` and ``aclnnRmsNormV2``."""
+    """Return the common form of names of torch_npu and CANN: ``npu_rms_norm_v2`` and ``aclnnRmsNormV2`` are equal."""
     name = re.sub(r"^(torch_npu\.|torch\.ops\.npu\.)?_?(npu_|aclnn)", "", name)
     return re.sub(r"(_?[vV]\d+)?(_functional)?_?$", "", name).replace("_", "").lower()
 
 
 def _operator_of_torch(operator: str) -> str | None:
-    """Return the name of the operator of PyTorch that is called like one of CANN's, if there is one."""
+    """Return PyTorch's operator with the name of a CANN operator, if any."""
     import torch
 
     words = re.findall(r"[A-Z][a-z0-9]*", re.sub(r"^aclnn(Inplace)?|V\d+$", "", operator))
@@ -119,21 +119,21 @@ def _operator_of_torch(operator: str) -> str | None:
 
 
 def is_of_torch_npu(name: str) -> bool:
-    """Return whether a function of torch_npu has a name; the host NPU must be enabled."""
+    """Return whether torch_npu has a function of this name; the host NPU must be enabled."""
     import torch
 
     return hasattr(torch.ops.npu, name) or hasattr(torch.ops.atb, name)
 
 
 def is_of_torch(name: str) -> bool:
-    """Return whether an operator of PyTorch has a name."""
+    """Return whether PyTorch has an operator of this name."""
     import torch
 
     return hasattr(torch.ops.aten, name)
 
 
 def _notes(name: str, wanted: str, answers: dict[str, str]) -> list[str]:
-    """Return what the refusal of some operators means for programs."""
+    """Return notes on what refused operators mean for programs."""
     refused = [operator for operator, answer in answers.items() if answer == "refused"]
     notes = []
     if {"refused"} < {answer for operator, answer in answers.items() if _plain(operator) == wanted}:
@@ -151,14 +151,14 @@ def _all_answers() -> dict[str, str]:
 
 
 def _wanted(name: str) -> str:
-    """Return the plain name of the operators that a function of torch_npu calls."""
+    """Return the plain name of the operators that a torch_npu function calls."""
     function = name.rpartition(".")[2]
     first_version = re.sub(r"(_v\d+)?_?$", "", function)
     return _plain(_functions.OTHER_NAMES.get(function) or _functions.OTHER_NAMES.get(first_version, function))
 
 
 def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
-    """Return the operators with a plain name in their own: refused ones last, and the most similar names first."""
+    """Return the operators whose plain names contain this one: refused ones last, most similar names first."""
     places = {operator: _place(wanted, operator) for operator in answers}
     alike = [operator for operator, place in places.items() if place >= 0]
     alike.sort(key=lambda operator: (answers[operator] == "refused", places[operator], len(operator)))
@@ -166,7 +166,7 @@ def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
 
 
 def _gradients(function: str, answers: dict[str, str]) -> list[str]:
-    """Return CANN's gradients, ``aclnnRmsNormGrad`` of ``npu_rms_norm_backward``, in the order of :func:`_alike`."""
+    """Return CANN's gradients, ``aclnnRmsNormGrad`` for ``npu_rms_norm_backward``, in the order of :func:`_alike`."""
     parts = re.fullmatch(r"(.+?)_?(backward|grad|bk)(_v\d+)?", function)
     if parts is None:
         return []
@@ -176,14 +176,14 @@ def _gradients(function: str, answers: dict[str, str]) -> list[str]:
 
 
 def _place(wanted: str, operator: str) -> int:
-    """Return where ``wanted`` begins in an operator's plain name, at one of its words, or -1."""
+    """Return the index of the word of an operator's plain name at which ``wanted`` begins, or -1."""
     plain = _plain(operator)
     words = re.finditer(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|[a-z]+|\d+", operator.removeprefix("aclnn"))
     return next((word.start() for word in words if plain.startswith(wanted, word.start())), -1)
 
 
 def is_refused(operator: str) -> bool:
-    """Return whether the host NPU refuses an operator; it must be enabled."""
+    """Return whether the host NPU refuses an operator; the host NPU must be enabled."""
     return _libraries.answers().get(operator) == "refused"
 
 
@@ -204,15 +204,15 @@ def _line(operator: str, answers: dict[str, str], soc: str) -> str:
 
 
 def _is_graph_operator(function: str) -> bool:
-    """Return whether torch_npu computes a function by a graph operator, as it does the gradients of such functions."""
+    """Return whether torch_npu implements a function, or the function of a gradient, with a graph operator."""
     whole = re.sub(r"_(backward|fwd|grad)$", "", function)
     return whole in _functions.GRAPH_FUNCTIONS or function in _functions.PARTS_OF_GRAPH_FUNCTIONS
 
 
 def found(name: str, soc: str = "") -> list[str]:
-    """Return a line for each operator with a name in its own, and what refusals mean; the host NPU must be enabled.
+    """Return a line for each operator whose name contains this one, and notes; the host NPU must be enabled.
 
-    Refused operators come last, and the most similar names first.
+    Refused operators come last, the most similar names first.
     """
     import torch
 

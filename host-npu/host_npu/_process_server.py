@@ -1,7 +1,7 @@
-"""The server of :mod:`host_npu.testing`, which forks the processes of a request and says how they ended.
+"""The server of :mod:`host_npu.testing`, which forks the processes of a request and reports how they ended.
 
-It imports torch once. torch_npu reads the number of devices when it is imported, so that is done in a fork of the
-server for each number; the fork serves all requests with it.
+It imports torch once. torch_npu reads the number of devices at import, so the server forks itself once for each number
+of devices; the fork serves all requests with it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from host_npu import _inductor
 
 @dataclass(frozen=True)
 class Request:
-    """A function to be called in several processes, and how."""
+    """A call of a function in several processes."""
 
     folder: Path
     function: Callable[..., Any]
@@ -45,8 +45,8 @@ class End:
 
     Attributes:
         status: Its exit status.
-        time: When it ended, or when its function raised; the clock is the same in all processes.
-        reason: Why it was killed; ``None`` if it ended by itself.
+        time: The time at which it ended or its function raised; the clock is the same in all processes.
+        reason: The reason why it was killed; ``None`` if it ended by itself.
     """
 
     status: int
@@ -63,10 +63,10 @@ def on_cpu(value: Any) -> Any:
 
 
 def main() -> None:
-    """Fork processes for requests on the standard input, and reply with how they ended."""
+    """Fork processes for requests on standard input, and reply with their ends."""
     sys.meta_path.insert(0, _inductor.TritonFinder())
     import torch
-    import torch._dynamo  # FSDP2 imports it, which takes longer than most tests: here it is done once for all processes
+    import torch._dynamo  # FSDP2's slow import, done once for all processes
 
     torch.set_num_threads(1)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -87,7 +87,7 @@ class _Fork:
     """A fork of the server.
 
     Args:
-        npus: The number of simulated NPUs that it has, ``"real"`` for those of the machine, or ``"none"``.
+        npus: The number of simulated NPUs, ``"real"`` for the machine's NPUs, or ``"none"``.
     """
 
     def __init__(self, npus: str | int) -> None:
@@ -99,7 +99,7 @@ class _Fork:
         other.close()
 
     def answer(self, pickled: bytes) -> list[End] | str:
-        """Return what :func:`_served` returns in the fork; end as it has ended if it has."""
+        """Return the result of :func:`_served` in the fork; if the fork has ended, end in the same way."""
         try:
             self._pipe.send_bytes(pickled)
             answer: list[End] | str = self._pipe.recv()
@@ -109,11 +109,11 @@ class _Fork:
 
 
 def _serve(npus: str | int, pipe: Connection) -> NoReturn:
-    """Answer the requests of a pipe until it is closed."""
+    """Serve the requests of a pipe until it is closed."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         if isinstance(npus, int):
-            # The process whose server this is has decided about a real CANN.
+            # The client has already checked for a real CANN.
             host_npu.enable(npus, force=True)
         elif npus == "real":
             os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD")
@@ -128,7 +128,7 @@ def _serve(npus: str | int, pipe: Connection) -> NoReturn:
 
 
 def _end(others: Iterable[int], number: signal.Signals) -> NoReturn:
-    """End this process, and others by a signal."""
+    """Signal the other processes and end this one."""
     for other in others:
         with contextlib.suppress(ProcessLookupError):
             os.kill(other, number)
@@ -136,12 +136,12 @@ def _end(others: Iterable[int], number: signal.Signals) -> NoReturn:
 
 
 def _served(pickled: bytes) -> list[End] | str:
-    """Run the processes of a request; return how they ended, or why the request cannot be read."""
+    """Run the processes of a request; return their ends, or the reason why the request cannot be read."""
     try:
         request = pickle.loads(pickled)
     except Exception:
         return traceback.format_exc()
-    gc.freeze()  # so that garbage collection does not copy shared pages
+    gc.freeze()  # keeps garbage collection from copying shared pages
     children: list[int] = []
 
     before = signal.signal(signal.SIGTERM, lambda *_: _end(children, signal.SIGKILL))
@@ -157,7 +157,7 @@ def _served(pickled: bytes) -> list[End] | str:
 
 
 def _ends(children: list[int], timeout: float, grace: float) -> list[End]:
-    """Wait for processes; kill those that take longer than the timeout, or than another one that has failed."""
+    """Wait for processes; kill those that exceed the timeout, or the grace period after another one has failed."""
     ends: dict[int, End] = {}
     deadline, reason = time.monotonic() + timeout, f"killed after the timeout of {timeout:g} s"
     killed: dict[int, str] = {}
@@ -183,8 +183,8 @@ def _be(rank: int, request: Request) -> int:
     with Path(request.folder, f"{rank}.output").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    # The first thread that sets a number of threads after a fork replaces torch's thread pool. A second one that comes
-    # at that moment finds none and aborts ("Invalid thread pool!"), so it is done while there is one thread only.
+    # The first thread that sets the number of threads after a fork replaces torch's thread pool; a concurrent second
+    # one finds none and aborts ("Invalid thread pool!"). So do it while there is only one thread.
     torch.set_num_threads(torch.get_num_threads())
     os.environ.update(request.environment)
     error = None
@@ -226,6 +226,6 @@ def _group(rank: int, request: Request) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from host_npu import _process_server  # whose classes are pickled, not those of __main__
+    from host_npu import _process_server  # pickles its classes under this module's name, not __main__
 
     _process_server.main()

@@ -1,7 +1,7 @@
-"""Import the installed torch_npu with the simulated CANN libraries, wherever it is imported first.
+"""Import the installed torch_npu with the simulated CANN libraries, whichever module imports it first.
 
-``import torch`` imports torch_npu by itself, and so do accelerate and others. An import hook therefore prepares
-torch_npu's library and replaces its kernels wherever the import comes from.
+``import torch`` imports torch_npu, and so do accelerate and others. An import hook therefore prepares torch_npu's
+library and replaces its kernels, whichever module imports it.
 """
 
 import contextlib
@@ -25,14 +25,15 @@ _NO_CANN = tuple(f"{warning}: ASCEND_HOME_PATH environment variable is not set."
 
 
 def is_imported() -> bool:
-    """Return whether torch_npu is imported."""
+    """Return whether torch_npu has been imported."""
     return sys.modules.get("torch_npu") is not None
 
 
 def folder() -> Path | None:
     """Return the folder of the installed torch_npu, or ``None``, without importing it.
 
-    ``python -m`` and ``python -c`` put the working directory first in ``sys.path``: it may be a checkout of torch_npu.
+    ``python -m`` and ``python -c`` put the working directory first in ``sys.path``, which may be a checkout of
+    torch_npu.
     """
     spec = importlib.machinery.PathFinder.find_spec("torch_npu", _installed_paths())
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
@@ -58,7 +59,7 @@ def real_cann() -> str | None:
     if os.path.isdir(home) and not _cann_home.is_own(home):
         return f"ASCEND_HOME_PATH is set to {home}"
     name = "libascendcl.so"
-    # An empty entry means the working directory, in which CANN is not installed.
+    # An empty entry is the working directory, which does not contain CANN.
     folders = filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     is_found = any(os.path.exists(os.path.join(folder, name)) for folder in folders)
     with contextlib.suppress(OSError):
@@ -98,7 +99,7 @@ class Importer(importlib.abc.MetaPathFinder):
 
 
 def _import_torch_alone() -> None:
-    """Import torch, whose libraries torch_npu's needs, without its import of torch_npu, which has begun already."""
+    """Import torch, whose libraries torch_npu's library needs, but not torch_npu, whose import is already running."""
     name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
     before = os.environ.get(name)
     os.environ[name] = "0"

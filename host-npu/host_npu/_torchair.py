@@ -1,7 +1,7 @@
-"""torchair's compiled module: what its other modules ask for when they are imported, and the refusal to compile.
+"""torchair's compiled modules: the names that its other modules import, and functions that refuse to compile.
 
-torchair builds graphs of CANN's graph engine, which is not simulated. Programs import it nevertheless, to register how
-their operators would be converted, and for its configuration.
+torchair builds graphs for CANN's graph engine, which is not simulated. Programs still import it to register converters
+for their operators, and for its configuration.
 """
 
 import enum
@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NoReturn
 
-# torch_npu's wheel has the package under torch_npu.dynamo, and gives it the name torchair, too.
+# torch_npu's wheel contains the package as torch_npu.dynamo, and also names it torchair.
 _COMPILED = ("torchair.core._torchair", "torchair.core._npu_graph_executor", "torchair.core._npu_utils")
 _REFUSAL = 'torch.compile(backend="npu") generates no code for the host NPU: use backend="aot_eager" or "eager"'
 
@@ -33,7 +33,7 @@ def _refuse(name: str) -> Callable[..., NoReturn]:
 
 
 class TorchNpuGraphBase:
-    """A graph for the graph engine, of which torchair derives its own."""
+    """A graph for the graph engine, the base class of torchair's own graphs."""
 
     __init__ = _refuse("TorchNpuGraphBase")
 
@@ -50,11 +50,11 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a compiled module of torchair, and ``None`` for others."""
+        """Return the spec of a compiled module of torchair; ``None`` for others."""
         return ModuleSpec(fullname, self) if fullname in _COMPILED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Define what is asked for at import; every other function refuses its call."""
+        """Define the names that are needed at import; all other functions refuse the call."""
         vars(module).update(
             TorchDataType=TorchDataType,
             TorchNpuGraphBase=TorchNpuGraphBase,

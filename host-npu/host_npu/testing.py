@@ -1,7 +1,7 @@
 """Run a function in several processes, each with a CPU or an NPU and all in one process group, for tests.
 
-Processes are forked from a server that has imported torch once and used no device, so that a test takes milliseconds to
-start some.
+Processes are forked from a server that has imported torch once and used no device, so a test starts them in
+milliseconds.
 """
 
 import atexit
@@ -36,11 +36,11 @@ class Outcome:
     """The outcome of a process.
 
     Attributes:
-        value: What its function returned.
-        error: The traceback of what its function raised, or how the process ended otherwise; ``None`` if it returned.
+        value: The return value of its function.
+        error: The traceback if its function raised, or how the process ended otherwise; ``None`` if it returned.
         exit_status: 0 if it returned, 1 if it raised; otherwise that of the process, or minus the signal that ended it.
-        output: What the process has written to its standard output and error.
-        time: When its function returned or raised, or else when it ended, on the clock of ``time.monotonic()``.
+        output: The process's standard output and error.
+        time: The time at which its function returned or raised, or else its end, on the clock of ``time.monotonic()``.
     """
 
     value: Any
@@ -54,10 +54,10 @@ def run(function: Callable[..., Any], world_size: int, *arguments: Any, **option
     """Return the results of ``function(device, *arguments)`` in several processes.
 
     Args:
-        function: A function that can be pickled, as its arguments and its result.
+        function: A function that can be pickled, as can its arguments and its result.
         world_size: Number of processes.
-        *arguments: The same for every process.
-        **options: Those of :func:`outcomes`.
+        *arguments: Arguments, the same for every process.
+        **options: Options of :func:`outcomes`.
 
     Returns:
         The results by rank, with their tensors on the CPU.
@@ -91,24 +91,24 @@ def outcomes(
     timeout: float = 300,
     grace: float = 5,
 ) -> list[Outcome]:
-    """Call ``function(device, *arguments)`` in several processes, and return how each ended, by rank.
+    """Call ``function(device, *arguments)`` in several processes, and return their outcomes by rank.
 
     The processes are the group ``torch.distributed.group.WORLD``.
 
     Args:
-        function: A function that can be pickled, as its arguments and its result.
+        function: A function that can be pickled, as can its arguments and its result.
         world_size: Number of processes.
-        *arguments: The same for every process.
+        *arguments: Arguments, the same for every process.
         device: ``"cpu"`` or ``"npu"``, where rank r uses the device r modulo ``devices``; NPUs are simulated unless the
             machine has CANN and the host NPU is not enabled.
-        devices: Number of NPUs, if they are simulated.
+        devices: Number of simulated NPUs.
         backend: Backend of the group; by default gloo for CPUs and hccl for NPUs. An empty string creates no group.
         environment: Environment variables that the processes set before they create the group.
         timeout: Seconds after which processes are killed; the group's own timeout is a third of it.
-        grace: Seconds after which the others are killed, once a process has raised or ended with an error.
+        grace: Seconds after which the other processes are killed once one has raised or ended with an error.
 
     Returns:
-        How each process ended; tensors of results are on the CPU.
+        The outcomes by rank; tensors of results are on the CPU.
 
     Raises:
         RuntimeError: The processes could not be started; standard error has the reason.
@@ -163,7 +163,7 @@ def results_of(cases: Iterable[tuple[str, Callable[[], Any]]]) -> dict[str, Any]
     """Return the result of each case of a table, or its error as a string; called in every process of a group.
 
     Args:
-        cases: Pairs of a name and a function. After each, the processes wait for one another.
+        cases: Pairs of a name and a function. After each case, the processes wait for one another.
 
     Returns:
         The results by name, with their tensors on the CPU.
@@ -190,7 +190,7 @@ _server: "subprocess.Popen[bytes] | None" = None
 
 
 def _answer(request: bytes, device: str, devices: int) -> list[End]:
-    """Return how the processes of a request ended."""
+    """Return the ends of the processes of a request."""
     global _server
     npus: str | int = "none"
     if device == "npu":
@@ -206,7 +206,7 @@ def _answer(request: bytes, device: str, devices: int) -> list[End]:
             f"the process that starts the others has ended with exit status {server.wait()}, see its standard error"
         ) from None
     except BaseException:
-        server.terminate()  # and its processes; their answer must not be that of the next request
+        server.terminate()  # and its processes, so that the next request does not get this one's answer
         raise
     _server = server
     if isinstance(answer, str):
