@@ -1,4 +1,4 @@
-"""Calls of CANN's functions by ctypes: two phases, on tensors that the caller describes."""
+"""Calls of CANN's two-phase functions through ctypes, on tensors that the caller describes."""
 
 import ctypes
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ _ND = 2
 
 
 class Scalar(NamedTuple):
-    """An aclScalar of an aclDataType, a float's by default."""
+    """An aclScalar of an aclDataType, float by default."""
 
     value: float
     dtype: int = 0
@@ -93,7 +93,7 @@ def phase_one(name: str, *arguments: object) -> tuple[int, str, ctypes.c_void_p]
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call both phases, and wait."""
+    """Call both phases and synchronize."""
     torch.npu.synchronize()
     status, size, executor = _phase_one(name, arguments)
     assert status == 0, message()

@@ -15,7 +15,7 @@ _VALUES: dict[str, object] = {
     "List[float]": [1.0],
     "List[bool]": [True],
 }
-# Arguments for which other values than those of their type are needed; 5 is the number of float16 in PyTorch.
+# Arguments that need other values than those of their type; 5 is PyTorch's number of float16.
 _NAMED: dict[str, object] = {"acl_format": 2, "dilation": [1, 1], "dtype": 5, "groups": 1}
 
 
@@ -35,7 +35,7 @@ def _value(argument: Any, shape: tuple[int, ...], dtype: Any) -> object:
 
 
 def arguments_of(operator: Any, shape: tuple[int, ...], dtype: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return made-up required arguments of an operator of torch_npu, positional and named."""
+    """Return made-up values for the required arguments of an operator of torch_npu, positional and named."""
     needed = [argument for argument in operator._schema.arguments if not argument.has_default_value()]
     positional = [_value(argument, shape, dtype) for argument in needed if not argument.kwarg_only]
     named = {argument.name: _value(argument, shape, dtype) for argument in needed if argument.kwarg_only}

@@ -1,4 +1,4 @@
-"""Sizes of the tests of ATB, and its attention in float64."""
+"""Sizes shared by the tests of ATB, and its attention in float64."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The C++ program of the simulated operators' test cases: compiled, and run once for each configuration."""
+"""The C++ program of the simulated operators' test cases, compiled and run once for each configuration."""
 
 import hashlib
 import os
@@ -18,12 +18,12 @@ LAST = "nothing_is_alive_at_the_end"
 PROJECT = Path(__file__).resolve().parents[1]
 _SOURCES = PROJECT / "csrc"
 _INCLUDE = _SOURCES / "include"
-# Those of the operators, and operators.h, which includes them all.
+# The headers of the operators, and operators.h, which includes all of them.
 _DECLARED = PROJECT / "build" / "include"
 _BUILD = runpy.run_path(str(_SOURCES / "build.py"))
-# The parameters of the first phase of each operator.
+# The parameters of phase one of each operator.
 OPERATORS: dict[str, str] = _BUILD["operators"]()
-# What the program is linked with.
+# The libraries that the program links against.
 LIBRARIES = ("ascendcl", "hccl", "acl_op_compiler", "nnopbase", "opapi")
 SOURCES = sorted((_SOURCES / "tests").glob("*.cpp"))
 _HEADERS = sorted((_SOURCES / "tests").glob("*.h"))
@@ -33,10 +33,10 @@ CONFIGURATIONS += [{"HOST_NPU_STRICT_MEMORY": "1"}]
 
 
 def instrumented(kind: str, compiler: str = "g++", names: Sequence[str] = LIBRARIES) -> Path:
-    """Compile libraries that the program is linked with so that they check themselves.
+    """Compile libraries of the program with sanitizers.
 
     Args:
-        kind: What ``--instrument`` of csrc/build.py takes.
+        kind: The value of ``--instrument`` of csrc/build.py.
         compiler: The C++ compiler.
         names: The libraries.
 
@@ -56,7 +56,7 @@ def names() -> list[str]:
 
 
 def shared(libraries: Path, names: Sequence[str] = LIBRARIES) -> list[str]:
-    """Return how to link a program with libraries of the host NPU in a folder."""
+    """Return the compiler options that link a program with the host NPU's libraries in a folder."""
     return [f"-L{libraries}", *(f"-l{name}" for name in reversed(names)), f"-Wl,-rpath,{libraries}"]
 
 
@@ -66,13 +66,13 @@ def compiled(
     sources: Sequence[Path] = SOURCES,
     torch_npu: Path | None = None,
 ) -> list[Path]:
-    """Return the paths of the compiled program, which is kept until something that it is made of changes.
+    """Return the paths of the compiled programs, which are rebuilt when an input changes.
 
     Args:
         compiler: The command of the C++ compiler.
-        links: What each of the programs is linked with: options of the compiler, and objects.
-        sources: What it is compiled from.
-        torch_npu: The folder of the package torch_npu, for the headers in it; the installed one if it is ``None``.
+        links: What each of the programs links: compiler options and objects.
+        sources: The sources of the programs.
+        torch_npu: The folder of the package torch_npu, whose headers are used; by default the installed one.
     """
     torch_npu = torch_npu or _torch_npu.folder()
     assert torch_npu is not None
@@ -85,7 +85,7 @@ def compiled(
     headers = [*_HEADERS, *(_SOURCES / "tests" / "fuzz").glob("*.h"), *_INCLUDE.rglob("*.h"), *declared]
     folder = PROJECT / "build" / f"abi-{_key([command], [*sources, *sorted(headers)])}"
     folder.mkdir(parents=True, exist_ok=True)
-    if sources == SOURCES:  # most of the time would go into headers
+    if sources == SOURCES:  # parsing the headers takes most of the time
         together = folder / "headers.h"
         together.write_text("".join(f'#include "tests/{header.name}"\n' for header in _HEADERS))
         _compile(together, folder / "headers.h.gch", [*command, "-x", "c++-header"])
@@ -121,15 +121,15 @@ def _compile(source: Path, target: Path, command: list[str]) -> None:
 def results(
     command: Sequence[str], configurations: Sequence[dict[str, str]] = CONFIGURATIONS, timeout: float = 300
 ) -> dict[str, list[str]]:
-    """Run the program; return what it said of each case.
+    """Run the program and return the result of each case.
 
     Args:
-        command: The program, and what runs it if the machine does not.
+        command: The program, possibly with an emulator that runs it.
         configurations: The environment variables of each run.
         timeout: Seconds for each configuration.
 
     Returns:
-        ``"ok"`` or why a case failed, once for each configuration that it ran in, by the case's name.
+        ``"ok"`` or the reason of the failure, for each configuration in which a case ran, by case name.
     """
     others = {name for configuration in CONFIGURATIONS for name in configuration}
     clean = {name: value for name, value in os.environ.items() if name not in others}
@@ -139,7 +139,7 @@ def results(
         for status, name, why in re.findall(r"^(ok|FAILED) ([^\s:]+)(?:: (.*))?$", run.stdout, re.MULTILINE):
             said.setdefault(name, []).append(status if status == "ok" else f"{configuration}: {why}")
         has_ended = f"ok {LAST}\n" in run.stdout or f"FAILED {LAST}" in run.stdout
-        # 1 says that a case failed. A sanitizer that finds something at the end has numbers of its own.
+        # The exit status 1 means that a case failed. A sanitizer that finds an error at exit uses other statuses.
         if not has_ended or run.returncode != ("FAILED " in run.stdout):
             end = f"the program ended {'' if has_ended else 'early '}with {run.returncode}"
             said.setdefault(LAST, []).append(f"{configuration}: {end}\n{run.stderr}")

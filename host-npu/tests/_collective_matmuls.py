@@ -1,4 +1,4 @@
-"""Products of matrices with a collective, of two ranks, for test_collective_matmuls.py."""
+"""Matrix products with a collective on two ranks, for test_collective_matmuls.py."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ def name_of_group():
 
 
 def _of_rank(rank, dtype, rows=ROWS):
-    """Return x1, x2, bias and x3 of a rank, which every rank knows."""
+    """Return x1, x2, bias and x3 of a rank, which all ranks can compute."""
     generator = torch.Generator().manual_seed(rank)
     shapes = (rows, INNER), (INNER, COLUMNS), (COLUMNS,), (rows, COLUMNS)
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
 def _ratio(found, wanted, terms, dtype):
-    """Return the largest error, where 1 is what rounds each term and the result to a dtype, after sums in float32."""
+    """Return the largest error, relative to rounding each term and the result to a dtype after float32 sums."""
     assert found.dtype == dtype
     bound = torch.finfo(dtype).eps / 2 * (sum(term.abs() for term in terms) + wanted.abs()) * 1.01 + 1e-4
     return ((found.cpu().double() - wanted).abs() / bound).max().item()
@@ -38,7 +38,7 @@ def _terms(dtype, with_bias=False, with_x3=False):
 
 
 def _transposed(matrix):
-    """Return the same matrix whose columns are contiguous."""
+    """Return the same matrix with contiguous columns."""
     return matrix.t().contiguous().t()
 
 
@@ -95,23 +95,23 @@ CASES = {
     "reduce_scatter by vector cores": (_reduce_scatter, {"comm_mode": "aiv"}),
 }
 
-if torch.__version__ >= (2, 12):  # before, torch_npu does not let the caller choose
+if torch.__version__ >= (2, 12):  # older versions of torch_npu have no such argument
     CASES["all_reduce by vector cores"] = (_all_reduce, {"bias": True, "comm_mode": "aiv"})
 
 
 def errors(device, dtype):
-    """Return the error of each case, or what it raised."""
+    """Return the error of each case, or the exception that it raised."""
     return testing.results_of(
         (name, lambda of=of, options=options: of(dtype, **options)) for name, (of, options) in CASES.items()
     )
 
 
 def on_two_streams(device):
-    """Return the errors of calls on two streams, of which each rank keeps another one busy."""
+    """Return the errors of calls on two streams; each rank keeps a different one busy."""
     streams = [torch.npu.Stream(), torch.npu.Stream()]
     left, right = (each.npu() for each in _of_rank(dist.get_rank(), torch.float16)[:2])
     lefts = [left * (call + 1) for call in range(6)]
-    # Operators of PyTorch wait for their stream, CANN's do not.
+    # PyTorch's operators wait for their stream, CANN's do not.
     busy = torch.ones(2048, 4096, device=device, dtype=torch.float16)
     found = []
     torch.npu.synchronize()
@@ -148,7 +148,7 @@ def _captured():
 
 
 def _phase_one(function, *arguments):
-    # It loads libraries, which only a process with an NPU has.
+    # Imports libraries that only a process with an NPU can load.
     from tests._aclnn import phase_one
 
     status, message, _ = phase_one(function, *arguments)
@@ -182,13 +182,13 @@ REFUSED = {
 
 
 def refusals(device):
-    """Return what each refused call raises; after each, the ranks communicate."""
+    """Return the error of each refused call; after each, the ranks communicate."""
     dist.barrier()
     return testing.results_of((name, call) for name, call in REFUSED.items())
 
 
 def after_its_group(device):
-    """Return what a call raises that was right as long as there was its group."""
+    """Return the error of a call that was valid while its group existed."""
     group = dist.new_group([0, 1], backend="hccl")
     name = group._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank())
 
@@ -209,7 +209,7 @@ def _start():
 
 
 def beside_a_plain_collective(device):
-    """Rank 1 calls another function of as many elements."""
+    """Call another function with the same number of elements on rank 1."""
     y = _start()
     if dist.get_rank() == 0:
         y = torch.ops.npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 2), name_of_group())
@@ -219,7 +219,7 @@ def beside_a_plain_collective(device):
 
 
 def of_other_rows(device):
-    """Each rank has another number of rows."""
+    """Call with a different number of rows on each rank."""
     _start()
     return torch.ops.npu.npu_mm_reduce_scatter_base(
         _half(4 + 2 * dist.get_rank(), INNER), _half(INNER, 2), name_of_group(), 2
@@ -227,7 +227,7 @@ def of_other_rows(device):
 
 
 def beside_a_killed_rank(device):
-    """Rank 1 ends."""
+    """Kill rank 1."""
     _start()
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)

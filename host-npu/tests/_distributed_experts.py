@@ -1,4 +1,4 @@
-"""Experts divided among two ranks, for test_distributed_experts.py."""
+"""Experts distributed over two ranks, for test_distributed_experts.py."""
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ def name_of_group() -> str:
 
 
 class Batch:
-    """The tokens of a rank, which every rank knows, and the experts that they go to."""
+    """The tokens of a rank, which all ranks can compute, and their experts."""
 
     def __init__(self, rank: int, tokens: int, size: int, dtype: torch.dtype, inactive: str = "") -> None:
         generator = torch.Generator().manual_seed(rank)
@@ -32,14 +32,14 @@ class Batch:
         self.mask = {"": None, "tokens": self.active[:, 0], "copies": self.active}[inactive]
 
     def combined(self, shared: bool) -> Tensor:
-        """Return what comes back if each expert multiplies with its number plus 1, in float64; nan if nothing does."""
+        """Return combine's result in float64 if each expert multiplies by its number plus 1; nan where inactive."""
         factors = (self.ids + 1) * self.weights.double() * self.active
         result = factors.sum(1, True) * self.tokens.double() + self.shared.double() * shared
         return result.masked_fill(~self.active.any(1, True), torch.nan)
 
 
 def received(batches: list[Batch], expert: int) -> tuple[Tensor, Tensor]:
-    """Return the rows that an expert gets and their weights, in the order of the ranks and their tokens."""
+    """Return the rows that an expert receives and their weights, ordered by rank and token."""
     found = [((batch.ids == expert) & batch.active).nonzero(as_tuple=True) for batch in batches]
     rows = [batch.tokens[token] for batch, (token, _) in zip(batches, found, strict=True)]
     return torch.cat(rows), torch.cat([batch.weights[at] for batch, at in zip(batches, found, strict=True)])
@@ -65,7 +65,7 @@ def through_the_experts(
     shared: bool = False,
     weights_go_along: bool = False,
 ) -> float:
-    """Return the largest error of what comes back, where 1 is what roundings explain, after checks of what goes out."""
+    """Check dispatch, and return the largest error of combine, where 1 is explained by rounding."""
     rank = dist.get_rank()
     batches = [Batch(each, tokens[each], size, dtype, inactive) for each in range(RANKS)]
     own, all_tokens = batches[rank], max(tokens) * RANKS if tokens[0] != tokens[1] else 0
@@ -109,7 +109,7 @@ def through_the_experts(
     )  # fmt: skip
     wanted, kept = own.combined(shared), own.active.any(1)
     assert result.dtype == dtype and result.shape == wanted.shape
-    # Each row has been rounded twice: by the experts, and at the end.
+    # Each row is rounded twice: by the experts, and at the end.
     bound = torch.finfo(dtype).eps * (8 * own.tokens.double().abs() + wanted.abs())[kept] + 1e-6
     return ((result.cpu().double() - wanted)[kept].abs() / bound).max().item()
 
@@ -133,7 +133,7 @@ ON_A3 = {
 
 
 def errors(device: str, cases: dict = CASES) -> dict[str, object]:
-    """Return the error of each case, or what it raised."""
+    """Return the error of each case, or the exception that it raised."""
     return testing.results_of(
         (name, lambda of=of, options=options: through_the_experts(of, **options))
         for name, (of, options) in cases.items()
@@ -141,7 +141,7 @@ def errors(device: str, cases: dict = CASES) -> dict[str, object]:
 
 
 class Plan:
-    """How many tokens each rank has for each expert of all ranks, and the matrices of the experts."""
+    """The number of tokens that each rank has for each expert of all ranks, and the experts' matrices."""
 
     def __init__(self, dtype: torch.dtype = torch.float16, transposed: bool = False, shared: bool = False) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -153,11 +153,11 @@ class Plan:
         self.own = torch.randn(2, 5, 8, generator=generator).to(dtype)
 
     def blocks(self, source: int) -> list[Tensor]:
-        """Return the tokens of a rank for each expert."""
+        """Return a rank's tokens for each expert."""
         return list(self.tokens[source].split(self.counts[source].tolist()))
 
     def options(self, sent: Tensor, received: Tensor) -> dict[str, object]:
-        """Return the arguments of a rank that both functions have."""
+        """Return a rank's arguments that both functions take."""
         matrix = self.own[1, :3].t()
         return {
             "hcom": name_of_group(), "ep_world_size": RANKS, "send_counts": sent.tolist(),
@@ -170,11 +170,11 @@ class Plan:
         return matrix.mT.contiguous() if self.transposed else matrix.contiguous()
 
     def weight(self, own: slice) -> Tensor:
-        """Return the matrices of a rank's experts, on its device."""
+        """Return the matrices of a rank's experts on the device."""
         return self._given(self.matrices[own]).npu()
 
     def check(self, found: Tensor, expected: Tensor, shared: Tensor | None) -> float:
-        """Return the largest error of the products, in roundings."""
+        """Return the largest error of the products, relative to rounding."""
         pairs = [(found, expected)]
         if self.shared:
             pairs.append((shared, self.own[0].double() @ self.own[1, :3].t().double()))
@@ -183,15 +183,15 @@ class Plan:
 
 
 def to_experts_and_back(back: bool, **options) -> float:
-    """Return the largest error, where 1 is what a rounding explains, of products with an exchange of tokens."""
+    """Return the largest error, where 1 is explained by rounding, of products with an exchange of tokens."""
     plan, rank = Plan(**options), dist.get_rank()
     own = slice(rank * ON_EACH, (rank + 1) * ON_EACH)
     sent, received = plan.counts[rank], plan.counts[:, own]
-    # The tokens of this rank's experts, of each those of all ranks.
+    # The tokens of this rank's experts, for each expert in the order of the source ranks.
     tokens = torch.cat([plan.blocks(source)[expert] for expert in range(EXPERTS)[own] for source in range(RANKS)])
     matrices = plan.matrices.double()
     if back:
-        # What goes back are the products; the rank has them in the order of its tokens.
+        # The products are sent back; the rank receives them in the order of its tokens.
         y, shared = torch.ops.npu.npu_gmm_alltoallv(
             tokens.npu(), plan.weight(own), **plan.options(received.flatten(), sent)
         )
@@ -217,7 +217,7 @@ EXCHANGES = {
 
 
 def exchange_errors(device: str) -> dict[str, object]:
-    """Return the error of each exchange of tokens with products, or what it raised."""
+    """Return the error of each exchange of tokens with products, or the exception that it raised."""
     return testing.results_of(
         (name, lambda back=back, options=options: to_experts_and_back(back, **options))
         for name, (back, options) in EXCHANGES.items()
@@ -236,13 +236,13 @@ REFUSED_EXCHANGES = {
 
 
 def exchange_refusals(device: str) -> dict[str, object]:
-    """Return what each refused exchange raises; after each, the ranks communicate."""
+    """Return the error of each refused exchange; after each, the ranks communicate."""
     dist.barrier()
     return testing.results_of(REFUSED_EXCHANGES.items())
 
 
 def other_counts(device: str) -> None:
-    """Expect other tokens than the other rank sends."""
+    """Expect other counts of tokens than the other rank sends."""
     plan = Plan()
     sent = plan.counts[dist.get_rank()]
     torch.ops.npu.npu_alltoallv_gmm(
@@ -278,21 +278,21 @@ REFUSED = {
 
 
 def refusals(device: str) -> dict[str, object]:
-    """Return what each refused call raises; after each, the ranks communicate."""
+    """Return the error of each refused call; after each, the ranks communicate."""
     dist.barrier()
     return testing.results_of(REFUSED.items())
 
 
 def alone(device: str) -> dict[str, object]:
-    """Return what the only rank of a communicator raises."""
+    """Return the error of the only rank of a communicator."""
     return testing.results_of([("alone", lambda: _dispatch(ranks=1))])
 
 
 def out_of_range(device: str) -> None:
-    """Send tokens to an expert that there is not."""
+    """Send tokens to an expert that does not exist."""
     _dispatch(ids=torch.full((6, CHOICES), EXPERTS, dtype=torch.int32))
 
 
 def behind_an_inactive_one(device: str) -> None:
-    """Have an active token behind one that is not."""
+    """Call with an active token after an inactive one."""
     _dispatch(mask=torch.tensor([True, False, True, True, True, True]))

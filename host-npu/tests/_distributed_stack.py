@@ -1,4 +1,4 @@
-"""What torch.distributed builds on collectives, for test_distributed_stack.py: cases for CPUs and NPUs."""
+"""Features of torch.distributed that use collectives, for test_distributed_stack.py: cases for CPUs and NPUs."""
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ WIDTH, ROWS, STEPS = 12, 6, 4
 
 
 class Model(nn.Module):
-    """Three layers of odd sizes, one of which only even batches use."""
+    """Three layers of odd sizes, one of which is used by even batches only."""
 
     def __init__(self, has_branch=False):
         super().__init__()
@@ -160,7 +160,7 @@ def functional_collectives(device, folder):
 
 
 def objects(device, folder):
-    """Python objects, whose sizes differ."""
+    """Python objects of different sizes."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = {"rank": rank, "list": [rank] * 100 * rank}
     gathered, at_root = [None] * world_size, [None] * world_size if rank == 0 else None
@@ -173,7 +173,7 @@ def objects(device, folder):
 
 
 def two_streams(device, folder):
-    """Collectives of two groups, each on a stream, between products that make and use their tensors."""
+    """Collectives of two groups on a stream each, between products that produce and consume their tensors."""
     groups = [dist.new_group(), dist.new_group()]
     tensors = [torch.full((300, 300), float(dist.get_rank() + scale)).to(device) for scale in (1, 2)]
     if device == "cpu":
@@ -217,5 +217,5 @@ CASES = {
 
 
 def results(device, folder, world_size):
-    """Return what each case finds."""
+    """Return the result of each case."""
     return testing.results_of((case.__name__, lambda case=case: case(device, folder)) for case in CASES[world_size])

@@ -1,4 +1,4 @@
-"""Programs of two ranks whose collectives fail, for test_collectives.py, which knows what each rank has to say."""
+"""Programs of two ranks whose collectives fail, for test_collectives.py, which states each rank's message."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def _start(device):
-    """Return a tensor, and this process's rank once both ranks have communicated."""
+    """Return a tensor and this process's rank, once both ranks have communicated."""
     tensor = torch.ones(8, device=device)
     dist.all_reduce(tensor)
     torch.npu.synchronize()
@@ -71,7 +71,7 @@ def shorter_message(device):
 
 
 def _failed(device):
-    """Return a tensor that a collective should have reduced, and failed to."""
+    """Return a tensor of a collective that failed to reduce it."""
     tensor, rank = _start(device)
     dist.all_reduce(tensor[: 8 - rank], async_op=True).wait()
     return tensor
@@ -107,7 +107,7 @@ def makes_a_ddp_model_alone(device):
 
 
 def never_calls(device):
-    # The limit holds in the first call too, which no rank begins before the other one can.
+    # The limit also holds in the first call, which no rank begins before the other one can.
     beside = _group_beside(device)
     tensor, rank = _start(device)
     return _is_awaited(rank, beside, lambda: dist.all_reduce(tensor))
@@ -128,13 +128,13 @@ def is_late(device):
 
 
 def _group_beside(device):
-    """Return a group of the host's, which both ranks make once they have a device."""
+    """Return a gloo group, which both ranks create once they have a device."""
     torch.ones(1, device=device)
     return dist.new_group(backend="gloo")
 
 
 def _is_awaited(rank, beside, call):
-    """Call a collective on rank 0, to which rank 1 does not come before rank 0 is told so."""
+    """Call a collective on rank 0 only; rank 1 ends once rank 0 has its error."""
     if rank == 1:
         dist.barrier(group=beside)
         raise SystemExit("late")
@@ -168,13 +168,13 @@ def fails_as_asked(device):
         host_npu.fail("HcclAllReduce")
     dist.all_reduce(tensor)
     torch.npu.synchronize()
-    # The watchdog of torch_npu may have asked first, and have got the one exception that there is.
+    # torch_npu's watchdog may have consumed the only exception.
     torch.nn.functional.mse_loss(tensor, tensor)
     return _finish()
 
 
 def makes_groups(device):
-    """Return what is open after forty groups were made and left, and after forty more; torch_npu has 32 streams."""
+    """Return the open objects after forty groups were used and left, and after forty more; torch_npu has 32 streams."""
     found = []
     for number in range(80):
         group = dist.new_group([0, 1])

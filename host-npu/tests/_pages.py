@@ -1,4 +1,4 @@
-"""The pages of this project, and their blocks of code."""
+"""The pages of this project and their code blocks."""
 
 import os
 import re
@@ -20,10 +20,10 @@ def blocks(page: Path, language: str) -> list[tuple[str, str]]:
 
 
 def run(folder: Path, command: str, *options: str, **variables: str) -> str:
-    """Run a page's ``python ...`` in a folder with its files, and return what it prints."""
+    """Run a page's command ``python ...`` in a folder with its files, and return the output."""
     python, *arguments = command.split()
     assert python == "python"
-    # A reader has not set it.
+    # A reader of the page has not set this variable.
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     result = subprocess.run(
         [sys.executable, *arguments, *options],

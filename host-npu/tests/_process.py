@@ -1,4 +1,4 @@
-"""Calls of functions in a process of its own with two simulated NPUs, which takes a tenth of a second."""
+"""Calls of functions in a new process with two simulated NPUs, which takes a tenth of a second."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ def _called(device: str, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def on_npu(function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
-    """Return what a function of a module returns, which must use no device when it is imported."""
+    """Return the result of a function of a module that does not use a device at import."""
     options = {"device": "npu", "devices": 2, "backend": "", "environment": environment}
     [result] = testing.run(_called, 1, function, arguments, **options)
     return result
 
 
 def error_of(call: Callable[[], object]) -> str:
-    """Return what a call raises, or an empty text."""
+    """Return the error that a call raises, or an empty string."""
     try:
         call()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Tables of what CANN's documents take and refuse: calls of phase one with tensors that are made for them."""
+"""Tables of documented valid and refused arguments: calls of phase one with tensors created for them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ _INVALID = 161002
 
 
 class T(NamedTuple):
-    """A tensor to make on the device."""
+    """The description of a tensor on the device."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float16
 
     def make(self) -> torch.Tensor:
-        """Return it, with zeros."""
+        """Return the tensor, filled with zeros."""
         return torch.zeros(self.shape, dtype=self.dtype, device="npu")
 
 
@@ -28,7 +28,7 @@ def t(*shape: int, dtype: torch.dtype = torch.float16) -> T:
 
 
 def made(value: object) -> object:
-    """Return an argument with its tensors."""
+    """Return an argument with created tensors."""
     if isinstance(value, list):
         return [made(each) for each in value]
     return value.make() if isinstance(value, T) else value
@@ -39,23 +39,23 @@ class Function:
     """A function of CANN."""
 
     name: str
-    # A call that is taken.
+    # A valid call.
     arguments: tuple[object, ...]
-    # Another argument at a position, and what is said of it.
+    # Triples of a position, a refused argument, and its message.
     refused: tuple[tuple[int, object, str], ...] = field(default=())
-    # The dimensions of arguments that may have another size, as pairs of positions.
+    # Dimensions of arguments that may have another size, as pairs of positions.
     free: tuple[tuple[int, int], ...] = field(default=())
-    # The positions of arguments that may have another dtype than in the call, beside the same others.
+    # The positions of arguments that may have another dtype while the others are unchanged.
     mixed: tuple[int, ...] = field(default=())
 
 
 def each(functions: list[Function]) -> pytest.MarkDecorator:
-    """Give a test every function."""
+    """Parametrize a test over the functions."""
     return pytest.mark.parametrize("function", functions, ids=lambda function: function.name)
 
 
 def each_refusal(functions: list[Function]) -> pytest.MarkDecorator:
-    """Give a test every argument that a function refuses."""
+    """Parametrize a test over the arguments that functions refuse."""
     return pytest.mark.parametrize(
         ("function", "position", "argument", "sentence"),
         [
@@ -82,7 +82,7 @@ def assert_refused(function: Function, position: int, argument: object, sentence
 
 
 def _resized(value: object) -> Iterator[tuple[int, object]]:
-    """Return a dimension and the argument with another size of it, for one more, one less, and 1."""
+    """Yield each dimension and the argument with another size of it: one more, one less, and 1."""
     if isinstance(value, list):
         for member, each in enumerate(value):
             for dim, other in _resized(each):
@@ -94,7 +94,7 @@ def _resized(value: object) -> Iterator[tuple[int, object]]:
 
 
 def _cast(value: object) -> Iterator[object]:
-    """Return the argument with each other dtype."""
+    """Yield the argument with each other dtype."""
     if isinstance(value, list):
         yield from ([other, *value[1:]] for each in value[:1] for other in _cast(each))
     elif isinstance(value, T):
@@ -102,7 +102,7 @@ def _cast(value: object) -> Iterator[object]:
 
 
 def assert_dtypes_fit(function: Function) -> None:
-    """Make the documented call with another dtype of each argument: all but the mixed ones have theirs alone."""
+    """Change the dtype of each argument of the documented call: only the mixed ones may have another."""
     taken = set()
     for position, value in enumerate(function.arguments):
         others = [*_cast(value)]
@@ -119,7 +119,7 @@ def assert_dtypes_fit(function: Function) -> None:
 
 
 def assert_sizes_fit(function: Function) -> None:
-    """Make the documented call with another size of each dimension of each argument: all but the free ones count."""
+    """Change the size of each dimension of the documented call's arguments: only the free ones may have another."""
     taken = set()
     for position, value in enumerate(function.arguments):
         for dim, other in _resized(value):

@@ -14,7 +14,7 @@ _ATTENTION = (t(2, 4, 6, 16),) * 3
 _STATISTICS = (t(2, 4, 6, 8, dtype=_F),) * 2
 _WINDOW = (0.25, 1.0, _ALL, _ALL, 4)
 _MASK = t(2, 4, 6, 9, dtype=_BOOL)
-# Of queries; of keys; of values, which have smaller heads; of results.
+# query, key, value with smaller heads, and result.
 _BSND = t(2, 6, 4, 16), t(2, 9, 2, 16), t(2, 9, 2, 8), t(2, 6, 4, 8)
 _BSH = t(2, 6, 64), t(2, 9, 32), t(2, 9, 16), t(2, 6, 32)
 OF_ATTENTION = [
@@ -33,7 +33,7 @@ OF_ATTENTION = [
             (4, 2, "layout is SBND; CANN takes BSND and TND on this chip"),
             (5, "quarter", "rotaryMode is quarter; CANN takes half on this chip"),
         ),
-        # The numbers of heads.
+        # The number of heads.
         free=((0, 2), (1, 2)),
     ),
     Function("aclnnInterleaveRope", (t(2, 3, 5, 64), t(2, 1, 5, 64), t(2, 1, 5, 64), t(2, 3, 5, 64)), mixed=(3,)),
@@ -41,7 +41,7 @@ OF_ATTENTION = [
         "aclnnRopeWithSinCosCacheV2",
         (t(3, dtype=_I64), t(3, 128), t(3, 64), t(9, 64), None, 64, True, 0, t(3, 128), t(3, 64)),
         ((5, 24, "head_size is 24"),),
-        # The number of positions that the cache has.
+        # The number of positions in the cache.
         free=((3, 0),),
         mixed=(8, 9),
     ),
@@ -58,7 +58,7 @@ OF_ATTENTION = [
             *(t(1, 1, 32, dtype=_I32), -2, -1, 1),
         ),
         ((5, 1, "axis, quantAxis and reduction are 1, -1 and 1; CANN takes -2"),),
-        # There may be more rows than indices, the updates are a part of the dimension, and the scales are flattened.
+        # There may be more rows than indices, updates may cover part of the dimension, and scales are flattened.
         free=((0, 0), (0, 1), (2, 1)),
         mixed=(1,),
     ),
@@ -69,7 +69,7 @@ OF_ATTENTION = [
             *(0, 2, 0, t(4, 2, dtype=_I32), t(4, 2, dtype=torch.bool)),
         ),
         ((6, 1, "localRankId is 0 of 1 ranks"), (7, 2, "balanceMode is 2 instead of 0 or 1")),
-        # The table has any number of experts and of instances.
+        # The table may have any number of experts and instances.
         free=((1, 0), (1, 1)),
         mixed=(2,),
     ),
@@ -82,14 +82,14 @@ OF_ATTENTION = [
     Function(
         "aclnnMoeTokenPermuteGrad",
         (t(8, 8), t(8, dtype=_I32), 2, False, _X),
-        # Copies of tokens may have been left out.
+        # Copies of tokens may have been dropped.
         free=((0, 0),),
         mixed=(0, 4),
     ),
     Function(
         "aclnnMoeTokenUnpermute",
         (t(8, 8), t(8, dtype=_I32), t(4, 2), False, None, _X),
-        # Copies of tokens may have been left out.
+        # Copies of tokens may have been dropped.
         free=((0, 0),),
         mixed=(2,),
     ),
@@ -126,7 +126,7 @@ OF_ATTENTION = [
             (0, t(6, 16), "query has shape [6, 16] instead of [*, *, *] or [*, *, *, *]"),
             (2, t(2, 9, 2, 32), "the heads of queries, keys and values have 16, 16 and 32 elements"),
         ),
-        # pse and the mask are broadcast.
+        # pse and the mask broadcast.
         free=((3, 0), (3, 1), (3, 2), (3, 3), (6, 0), (6, 1)),
         mixed=(6, 19),
     ),
@@ -146,7 +146,7 @@ OF_ATTENTION = [
             *(*(None,) * 19, t(2, 4, 6, 64), t(2, 2, 9, 64), None),
             *(4, 0.25, _ALL, _ALL, "BNSD", 2, 0, 0, 0, 0, True, 0, 0, t(2, 4, 6, 16), t(2, 4, 6, 1, dtype=_F)),
         ),
-        # pse and the mask may have more rows and columns, and be the same for all batches.
+        # pse and the mask may have more rows and columns, and one batch for all.
         free=((3, 0), (3, 2), (3, 3), (4, 0), (4, 2), (4, 3)),
         mixed=(3, 4, 40),
     ),
@@ -199,7 +199,7 @@ OF_ATTENTION = [
         "aclnnGatherV3",
         (_X, 0, t(5, dtype=_I64), 0, 0, t(5, 8)),
         ((3, 1, "the host NPU has batchDims 0 only, not 1"), (4, 2, "mode is 2 instead of 0 or 1")),
-        # What the indices are places of.
+        # The dimension that is indexed.
         free=((0, 0),),
         mixed=(2,),
     ),
@@ -217,7 +217,7 @@ OF_ATTENTION = [
             (17, 2, "groupListType is 2 instead of 0 or 1"),
             (3, t(2, 3, dtype=_F), "the host NPU computes this without bias only"),
         ),
-        # The rows of the result, of which those of shared are a part.
+        # The rows of the result, which include those of shared.
         free=((9, 0), (19, 0)),
         mixed=(11,),
     ),

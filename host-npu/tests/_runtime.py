@@ -1,4 +1,4 @@
-"""The runtime of CANN, called as torch_npu calls it."""
+"""CANN's runtime, called as torch_npu calls it."""
 
 import ctypes
 

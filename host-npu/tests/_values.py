@@ -1,4 +1,4 @@
-"""Numbers for operators, how near to float64's the results are, and what is refused."""
+"""Random inputs of operators, tolerances relative to float64, and expected refusals."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-# One rounding, relative.
+# The relative error of one rounding.
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 1.01 * 2**-11, torch.bfloat16: 1.01 * 2**-8}
-# Of sums in float32 that are rounded once, relative to the largest.
+# The error of float32 sums that are rounded once, relative to the largest.
 _OF_LARGEST = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 DTYPES = pytest.mark.parametrize("dtype", _ROUNDING, ids=str)
 
@@ -27,12 +27,12 @@ def moved(values: Any) -> Any:
 
 
 def called(function: Callable[..., Any], *arguments: object, **options: object) -> Any:
-    """Return what a function returns for tensors on the device."""
+    """Return the result of a function for tensors on the device."""
     return function(*moved(arguments), **moved(options))
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """Return it on the device, with its last two dimensions in the other order and one element into its storage."""
+    """Return the tensor on the device with transposed strides and a storage offset of 1."""
     if tensor.dim() < 2:
         return tensor.npu()
     storage = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)
@@ -43,7 +43,7 @@ def transposed(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def refused(sentence: str) -> Iterator[None]:
-    """Expect an error at a call or at the end of its stream, after which the device goes on."""
+    """Expect an error of a call or of the next synchronization, after which the device continues."""
     with pytest.raises(RuntimeError, match=sentence):
         yield
         torch.npu.synchronize()
@@ -51,12 +51,12 @@ def refused(sentence: str) -> Iterator[None]:
 
 
 def leaves(*tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return tensors whose gradients are wanted, on the device, and in float64 on the host."""
+    """Return leaf tensors on the device, and in float64 on the host."""
     return [each.npu().requires_grad_() for each in tensors], [each.double().requires_grad_() for each in tensors]
 
 
 def backward(result: Tensor, expected: Tensor) -> None:
-    """Compute the gradients of what two results were made of, from the same random gradient."""
+    """Backpropagate the same random gradient through two results."""
     weight = torch.randn(expected.shape).to(result.dtype)
     result.backward(weight.npu())
     expected.backward(weight.double())
@@ -65,14 +65,14 @@ def backward(result: Tensor, expected: Tensor) -> None:
 def assert_gradients(
     result: Tensor, expected: Tensor, on_npu: list[Tensor], wide: list[Tensor], units: float = 1
 ) -> None:
-    """Assert that gradients of two results, from the same random one, are near by what the results are made of."""
+    """Assert that the gradients of two results are close, for the same random gradient."""
     backward(result, expected)
     for actual, wanted in zip(on_npu, wide, strict=True):
         assert_near(actual.grad, wanted.grad, units)
 
 
 def assert_close(actual: Tensor, expected: Tensor, roundings: float = 1, dtype: torch.dtype | None = None) -> None:
-    """Assert that numbers are within some roundings of a dtype, by default their own; below 1, of those of 1."""
+    """Assert that numbers are within some roundings of a dtype, by default their own; numbers below 1 count as 1."""
     limit = roundings * _ROUNDING[dtype or actual.dtype] * expected.abs().clamp(min=1)
     wide = actual.cpu().double()
     assert actual.shape == expected.shape
@@ -82,7 +82,7 @@ def assert_close(actual: Tensor, expected: Tensor, roundings: float = 1, dtype: 
 def assert_near(
     actual: Tensor | None, expected: Tensor | None, units: float = 1, dtype: torch.dtype | None = None
 ) -> None:
-    """Assert that sums are within some units of a dtype, by default their own, relative to the largest of them."""
+    """Assert that sums are within some units of a dtype, by default their own, relative to their largest."""
     assert actual is not None and expected is not None
     assert actual.shape == expected.shape
     limit = units * _OF_LARGEST[dtype or actual.dtype] * (expected.abs().max().item() if expected.numel() else 0)
@@ -90,13 +90,13 @@ def assert_near(
 
 
 def assert_quantized(actual: Tensor, exact: Tensor, limit: float = 1e-3) -> None:
-    """Assert that numbers in int8 are the nearest to exact ones, or where these are halves, a neighbour."""
+    """Assert that int8 numbers are the exact ones rounded to nearest; ties may round either way."""
     assert actual.dtype == torch.int8 and actual.shape == exact.shape
     assert (actual.cpu().double() - exact.clamp(-128, 127)).abs().max() <= 0.5 + limit
 
 
 def assert_rows_quantized(actual: Tensor, scale: Tensor, exact: Tensor, limit: float = 1e-3) -> None:
-    """Assert the same of rows, of which the scales make the largest number 127."""
+    """Assert the same for rows with scales that map the largest number to 127."""
     expected = exact.abs().amax(-1) / 127
     torch.testing.assert_close(scale.cpu().double().view(expected.shape), expected, rtol=1e-6, atol=0)
     assert_quantized(actual, exact / expected[..., None], limit)

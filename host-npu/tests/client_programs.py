@@ -1,8 +1,8 @@
 """Run other people's libraries, unmodified, on the host NPU and on the CPU: ``python -m tests.client_programs``.
 
-The programs in ``tests/clients`` train a tiny model by each library and print their losses and what else they find,
-which have to be those of the CPU. A test of a library's own has to succeed. ``make clients`` installs the libraries
-into environments of their own and writes tests/client_programs.md.
+The programs in ``tests/clients`` train a tiny model with each library and print their losses and other results, which
+must equal those of the CPU. A library's own test must pass. ``make clients`` installs each library into its own
+environment and writes tests/client_programs.md.
 """
 
 import argparse
@@ -28,15 +28,15 @@ _RANKS = "-m torch.distributed.run --standalone --nproc_per_node 2"
 
 @dataclass(frozen=True)
 class Client:
-    """A library in use.
+    """A use of a library.
 
     Attributes:
-        name: What it does there.
-        package: The distribution that does it, whose version the page names.
-        command: What follows ``python -m host_npu``.
+        name: The feature in use.
+        package: The distribution of the library, whose version the page names.
+        command: The arguments of ``python -m host_npu``.
         reference: What follows it on the CPU, or on one simulated NPU for a library that has no CPU; nothing for a
             library's own test, which compares by itself.
-        close: How far a loss may be from the reference's, relative to it.
+        close: The tolerance of a loss, relative to the reference's.
         python: The interpreter of its environment.
     """
 
@@ -60,7 +60,7 @@ def _zero(stage: int, *options: str) -> Client:
 
 CLIENTS = (
     Client("Trainer, sdpa", "transformers", "trainer.py npu sdpa", "trainer.py cpu sdpa"),
-    # The CPU has no flash attention: its bfloat16 rounds in other places.
+    # The CPU has no flash attention, so its bfloat16 rounds elsewhere.
     Client(
         "Trainer, flash_attention_2, bfloat16",
         "transformers",
@@ -74,7 +74,7 @@ CLIENTS = (
     Client("Trainer, from a checkpoint", "lightning", "lightning_module.py npu", "lightning_module.py cpu"),
     Client("UNet2DModel with EMAModel, DDIMPipeline", "diffusers", "diffusion.py npu", "diffusion.py cpu"),
     Client("trainer of embeddings", "sentence-transformers", "sentences.py npu", "sentences.py cpu"),
-    # Its steps are long: on the CPU, one thread differs from two by 3e-5.
+    # Its steps are long: on the CPU, results with one and two threads differ by 3e-5.
     Client(
         "training, decode, transcribe with times of words",
         "openai-whisper",
@@ -116,7 +116,7 @@ CLIENTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a client: an empty sentence if it is well."""
+    """The result of a client; the problem is empty if it passed."""
 
     client: Client
     seconds: float
@@ -125,7 +125,7 @@ class Result:
 
 @cache
 def _output(python: str, command: str) -> tuple[str, str]:
-    """Return what the command prints, and how it failed, if it did."""
+    """Return the output of a command, and its failure if any."""
     environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TOKENIZERS_PARALLELISM": "false"}
     whole = [python, "-m", "host_npu", *shlex.split(command)]
     try:
@@ -145,7 +145,7 @@ def _losses(output: str) -> list[float]:
 
 
 def difference(found: list[float], expected: list[float], close: float) -> str:
-    """Return how losses differ from the expected ones, or nothing."""
+    """Return a description of how losses differ from the expected ones; empty if they agree."""
     if not expected or len(found) != len(expected):
         return f"{len(found)} losses instead of {len(expected)}"
     for step, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -203,7 +203,7 @@ def _version(client: Client) -> str:
 
 
 def page(results: list[Result]) -> str:
-    """Return the page of the results."""
+    """Return the page with the results."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "torch_npu")}
     rows = [
         f"| {client.package} | {_version(client)} | {client.name} | `{client.command}` | "
@@ -221,7 +221,7 @@ def _said(client: Client, problem: str) -> str:
 
 
 def main() -> int:
-    """Run the clients that the command line names."""
+    """Run the clients named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of names of clients or libraries (default: all)")
     parser.add_argument("--write", action="store_true", help="write tests/client_programs.md")

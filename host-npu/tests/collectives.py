@@ -1,7 +1,7 @@
 """Random collectives of NPUs, compared bit by bit with their definition: ``python -m tests.collectives --calls 10000``.
 
-Every process of a group draws the same calls and the data of all ranks, so that it knows what it has to receive. Sums
-and products are those of the rule that the host NPU states: in the order of the ranks, in float32, rounded once.
+Every process of a group draws the same calls and the data of all ranks, so it knows the expected results. Sums and
+products follow the rule that the host NPU documents: in the order of the ranks, in float32, rounded once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "MAX": torch.maximum,
     "MIN": torch.minimum,
 }
-# The last is more than the simulated ranks show one another at a time, if elements have four bytes.
+# The last count exceeds a window of the shared memory for elements of four bytes.
 _COUNTS = (*(1, 1, 2, 3, 5, 8, 31, 64, 200, 1000) * 2, 2**18 + 5)
 
 _CALLS_OF_A_GROUP = 250
@@ -42,18 +42,18 @@ _CALLS_OF_A_GROUP = 250
 
 @dataclass(frozen=True)
 class Drawn:
-    """A call as all ranks of its group have drawn it.
+    """A call as drawn by all ranks of its group.
 
     Attributes:
-        number: The number of the call, from which the data are drawn.
-        name: A name of ``COLLECTIVES``.
-        dtype: Of all tensors.
-        op: How ranks are combined, a name of ``ReduceOp``.
-        root: The rank of the group that has something others lack.
-        counts: Elements that go from the rank of a row to the rank of a column.
-        is_whole: Whether floating-point numbers are small and whole.
-        is_awaited_later: Whether other calls are made before the result is looked at.
-        on_another_stream: Whether another stream than the current one makes the data and the call.
+        number: The number of the call, which determines the data.
+        name: A key of ``COLLECTIVES``.
+        dtype: The dtype of all tensors.
+        op: The reduction, a name of ``ReduceOp``.
+        root: The rank of the group that has a special role.
+        counts: The number of elements from the rank of a row to the rank of a column.
+        is_whole: Whether floating-point numbers are small integers.
+        is_awaited_later: Whether other calls are made before the result is read.
+        on_another_stream: Whether data and call are on another stream than the current one.
     """
 
     number: int
@@ -67,12 +67,12 @@ class Drawn:
     on_another_stream: bool
 
 
-# Tensors that a call changes, and what has to be in them.
+# Tensors that a call changes, and their expected values.
 Results = list[tuple[Tensor, Tensor]]
 
 
 class Call:
-    """The call of one rank, and the data of all."""
+    """One rank's call, and the data of all ranks."""
 
     def __init__(self, drawn: Drawn, rank: int, device: str, group: Any) -> None:
         self.drawn, self.rank, self._device, self.group = drawn, rank, device, group
@@ -83,12 +83,12 @@ class Call:
         self.root = dist.get_global_rank(group, drawn.root)
         self.op = getattr(ReduceOp, drawn.op)
         self.options = {"group": group, "async_op": True}
-        # torch_npu's work of an all_gather with an empty tensor makes no other stream wait.
+        # torch_npu's work for an all_gather with an empty tensor makes no other stream wait.
         self.stream = torch.npu.current_stream()
         self.works: list[Any] = []
 
     def data(self, sender: int, receiver: int = 0) -> Tensor:
-        """Return what goes from one rank to another."""
+        """Return the data sent from one rank to another."""
         dtype, count = self.drawn.dtype, self.drawn.counts[sender][receiver]
         generator = torch.Generator().manual_seed(64 * self.drawn.number + 8 * sender + receiver)
         if dtype in FLOATS and self.drawn.is_whole:
@@ -102,21 +102,21 @@ class Call:
         return torch.randint(bounds.min, bounds.max, (count,), generator=generator, dtype=dtype)
 
     def mine(self, receiver: int = 0) -> Tensor:
-        """Return what goes from this rank to another, on the device."""
+        """Return this rank's data for another rank, on the device."""
         return self.there(self.data(self.rank, receiver))
 
     def there(self, values: Tensor) -> Tensor:
-        """Return values on the device, somewhere inside of a storage."""
+        """Return values on the device, at an offset in a storage."""
         storage = torch.ones(len(values) + 3, dtype=self.drawn.dtype)
         storage[3:] = values
         return storage.to(self._device)[3:]
 
     def room(self, count: int) -> Tensor:
-        """Return elements that a collective has to replace."""
+        """Return elements that a collective must overwrite."""
         return self.there(torch.ones(count, dtype=self.drawn.dtype))
 
     def combined(self, receiver: int = 0) -> Tensor:
-        """Return the combination of what all ranks send to one."""
+        """Return the reduction of what all ranks send to one rank."""
         tensors = [self.data(sender, receiver) for sender in self.ranks]
         wide = torch.float32 if self.drawn.dtype.is_floating_point else self.drawn.dtype
         result = reduce(_OPERATIONS[self.drawn.op], (each.to(wide) for each in tensors)).to(self.drawn.dtype)
@@ -153,7 +153,7 @@ def _reduce_scatter_tensor(call: Call) -> Results:
 
 
 def _joined(call: Call) -> Tensor:
-    """Return what goes from this rank to all."""
+    """Return this rank's data for all ranks, concatenated."""
     return call.there(torch.cat([call.data(call.rank, rank) for rank in call.ranks]))
 
 
@@ -181,7 +181,7 @@ def _all_gather_into_tensor(call: Call) -> Results:
 
 
 def _coalesced_all_gather(call: Call) -> Results:
-    # As many as there are ranks.
+    # One output per rank.
     outputs = [call.room(sum(call.receives)) for _ in call.ranks]
     with dist._coalescing_manager(group=call.group, device=torch.device("npu"), async_ops=True) as manager:
         for part, output in enumerate(outputs):
@@ -223,7 +223,7 @@ def _all_to_all(call: Call) -> Results:
 
 
 def _messages(call: Call) -> Results:
-    """Send to every other rank, and receive from it."""
+    """Send to and receive from every other rank."""
     results, operations = [], []
     for rank in call.ranks:
         if rank != call.rank:
@@ -237,7 +237,7 @@ def _messages(call: Call) -> Results:
 
 
 def _send_and_recv(call: Call) -> Results:
-    """One message from the root to the rank behind it, and one back."""
+    """Send one message from the root to the next rank, and one back."""
     root, behind = call.drawn.root, (call.drawn.root + 1) % len(call.ranks)
     if root == behind or call.rank not in (root, behind):
         return []
@@ -256,7 +256,7 @@ def _barrier(call: Call) -> Results:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective, the data types that torch_npu passes on, and which counts may differ."""
+    """A collective, the dtypes that torch_npu accepts, and the counts that may differ."""
 
     make: Callable[[Call], Results]
     dtypes: tuple[torch.dtype, ...] = MOVED
@@ -264,7 +264,7 @@ class Collective:
 
 
 _REDUCED = (*FLOATS, *INTEGERS)
-_REAL = tuple(dtype for dtype in MOVED if not dtype.is_complex)  # what torch_npu's own functions take
+_REAL = tuple(dtype for dtype in MOVED if not dtype.is_complex)  # supported by torch_npu's own functions
 COLLECTIVES = {
     "all_reduce": Collective(_all_reduce, (*_REDUCED, *CAST)),
     "reduce": Collective(_reduce, (*_REDUCED, *CAST)),
@@ -282,26 +282,26 @@ COLLECTIVES = {
     "scatter": Collective(_scatter),
     "all_to_all_single": Collective(_all_to_all_single),
     "all_to_all_single, uneven": Collective(_all_to_all_single, counts="free"),
-    # torch_npu takes two empty tensors for one.
+    # torch_npu mistakes two empty tensors for one.
     "all_to_all_vc": Collective(_all_to_all_single, _REAL, "free, not zero"),
     "all_to_all": Collective(_all_to_all, counts="free"),
     "batch_isend_irecv": Collective(_messages, counts="free, not zero"),
     "isend and irecv": Collective(_send_and_recv),
     "barrier": Collective(_barrier),
 }
-if torch.__version__ < "2.10":  # whose torch_npu does not have it
+if torch.__version__ < "2.10":  # torch_npu 2.9 lacks it
     del COLLECTIVES["all_to_all_vc"]
 
 
 def draw(seed: int, number: int, size: int) -> Drawn:
-    """Return a call of a group of so many ranks. The first ones are one of each collective."""
+    """Return a call of a group of this size. The first calls are one of each collective."""
     chosen = random.Random(f"{seed} {number}")
     names = list(COLLECTIVES)
     name = names[number] if number < len(names) else chosen.choice(names)
     collective = COLLECTIVES[name]
     dtype = chosen.choice(collective.dtypes)
     ops = ["SUM", "MAX", "MIN", *(["AVG"] if dtype in FLOATS and name == "all_reduce" else [])]
-    ops += ["PRODUCT"] if dtype not in (torch.int16, torch.bfloat16) else []  # which the chip does not multiply
+    ops += ["PRODUCT"] if dtype not in (torch.int16, torch.bfloat16) else []  # the chip does not multiply these
     most = chosen.choice(_COUNTS)
     drawn = [chosen.choice([most, most // 2, 1, chosen.randint(0, most)]) for _ in range(size * size)]
     entries: Callable[[int, int], int] = {
@@ -331,7 +331,7 @@ def _groups(world_size: int) -> list[tuple[list[int], Any]]:
 
 
 def compare(device: str, seed: int, calls: int) -> tuple[Counter[str], list[str]]:
-    """Make calls as one of the processes; return how many of what there were, and where results are others."""
+    """Make calls as one of the processes; return the count of each kind, and descriptions of wrong results."""
     groups = _groups(dist.get_world_size())
     made: Counter[str] = Counter()
     differences: list[str] = []
@@ -370,12 +370,12 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def main() -> int:
-    """Run what the command line asks for; return 1 if results differ."""
+    """Run as the command line requests; return 1 if results differ."""
     parser = argparse.ArgumentParser(description="Compare collectives of simulated NPUs with their definition.")
     parser.add_argument("--calls", type=int, default=10000, help="calls in all (default: 10000)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    # Several ranks on a device, and one rank on each.
+    # Several ranks on one device, and one rank per device.
     arrangements = itertools.cycle(itertools.product((1, 2, 3, 4), (1, 4)))
     total: Counter[str] = Counter()
     failed = 0
@@ -395,6 +395,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from tests import collectives  # under the name that other processes know
+    from tests import collectives  # under the name that other processes import
 
     sys.exit(collectives.main())

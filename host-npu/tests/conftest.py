@@ -1,14 +1,15 @@
-"""Settings that every test runs under."""
+"""Settings for all tests."""
 
 import os
 
-# torch_npu cannot be imported without CANN, and `import torch` would try to, here and in programs that the tests run.
+# torch_npu cannot be imported without CANN, and `import torch` would import it, here and in programs that the tests
+# run.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 import pytest
 import torch
 
-# Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
+# On a busy machine, synchronizing threads costs ten times the work on tiny tensors.
 torch.set_num_threads(1)
 
 # Programs that the tests run, and helpers that load the host NPU's libraries.
@@ -23,7 +24,7 @@ collect_ignore = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first whose tests take longest, so that no core waits for another at the end."""
+    """Run the files with the slowest tests first, so that all cores finish together."""
     longest = ("test_on_npu.py", "test_enable.py", "test_c_interface.py")
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 

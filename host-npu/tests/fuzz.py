@@ -1,8 +1,7 @@
 """Random calls of the simulated C functions for a given time: ``make fuzz``, or ``python -m tests.fuzz --seconds 600``.
 
-libFuzzer calls the functions of CANN by ``csrc/tests/fuzz``, on every chip, guided by the lines that are reached.
-Inputs that reached new lines stay in ``.fuzz`` and are tried first the next time; ``.fuzz/crash-*`` are inputs that
-ended the program.
+libFuzzer calls CANN's functions through ``csrc/tests/fuzz`` on every chip, guided by code coverage. Inputs that reached
+new code are kept in ``.fuzz`` and tried first next time; ``.fuzz/crash-*`` are inputs that ended the program.
 """
 
 import argparse
@@ -26,7 +25,7 @@ _FLOAT, _HALF, _INT32, _UINT8, _INT64, _BOOL, _BF16 = 0, 1, 3, 4, 9, 12, 27
 
 
 def _tensor(dtype: int, *shape: int) -> list[int]:
-    """Return the bytes that mean a contiguous tensor; ``input.h`` and ``target.cpp`` say what bytes mean."""
+    """Return the bytes that encode a contiguous tensor, as ``input.h`` and ``target.cpp`` decode them."""
     return [1, dtype + 1, len(shape), *map(_number, shape)]
 
 
@@ -35,7 +34,7 @@ def _number(value: int) -> int:
 
 
 def operators() -> dict[str, list[str]]:
-    """Return what phase one of each function of CANN takes; inputs number them in this order."""
+    """Return the parameters of phase one of CANN's functions; inputs number the functions in this order."""
     return {
         name: re.findall(r"(\w+)[ *&]+\w+[,)]", parameters)[:-2] for name, parameters in _c_program.OPERATORS.items()
     }
@@ -47,7 +46,7 @@ def _begin(operator: str) -> list[int]:
 
 
 def _call(operator: str, *arguments: list[int] | int) -> bytes:
-    """Return the input that calls an operator twice; the byte before the arguments asks for both results."""
+    """Return an input that calls an operator twice; the byte before the arguments requests both results."""
     usual = 0
     flat = [byte for each in arguments for byte in (each if isinstance(each, list) else [each])]
     return bytes([*_begin(operator), usual, *flat, usual])
@@ -60,7 +59,7 @@ def _simple_call(operator: str) -> bytes:
 
 
 def seeds() -> dict[str, bytes]:
-    """Return inputs in which calls work, one for each operator, and such that have ended the program."""
+    """Return inputs with valid calls, one for each operator, and inputs that once ended the program."""
     missing = [0]
     square, row, scalar = _tensor(_FLOAT, 2, 2), _tensor(_FLOAT, 3), _tensor(_FLOAT)
     none, mean = _number(0), _number(1)
@@ -105,13 +104,13 @@ def write_seeds(folder: Path) -> list[Path]:
 
 
 def target(compiler: Sequence[str], libraries: Path, *sources: str, checks: str) -> Path:
-    """Compile the fuzzer's target and link it with a host NPU.
+    """Compile the fuzzer's target and link it with the host NPU.
 
     Args:
         compiler: The command of the C++ compiler.
         libraries: The folder of the host NPU's libraries.
-        sources: Sources of the folder of the target beside it.
-        checks: What ``-fsanitize=`` takes; nothing without.
+        sources: Further sources in the target's folder.
+        checks: The value of ``-fsanitize=``; empty for none.
     """
     files = [_TARGET / name for name in ("target.cpp", *sources)]
     helpers = [_TARGET.parent / "device.cpp"]
@@ -123,7 +122,7 @@ def target(compiler: Sequence[str], libraries: Path, *sources: str, checks: str)
 
 
 def fuzz_calls(seconds: float) -> bool:
-    """Call the simulated functions for a time, divided among the chips, and return whether nothing was found."""
+    """Fuzz the simulated functions, with the time divided among the chips, and return whether nothing was found."""
     if shutil.which("clang++") is None:
         sys.exit("coverage-guided fuzzing needs clang with libFuzzer: apt-get install clang libclang-rt-dev")
     checks = "address,undefined"
@@ -134,7 +133,7 @@ def fuzz_calls(seconds: float) -> bool:
     write_seeds(FOLDER / "seeds")
     total, passed = 0, True
     for soc in host_npu.SOCS:
-        # A small cache of phase one, so that entries are dropped too.
+        # A small cache of phase one, so that entries are also evicted.
         environment = {**os.environ, "HOST_NPU_SOC": soc, "ACLNN_CACHE_LIMIT": "8"}
         options = [f"-max_total_time={round(seconds / len(host_npu.SOCS))}", "-timeout=20", "-rss_limit_mb=4096"]
         options += ["-max_len=512", "-verbosity=0", "-print_final_stats=1", f"-artifact_prefix={FOLDER}/"]
@@ -151,7 +150,7 @@ def fuzz_calls(seconds: float) -> bool:
 
 
 def main() -> int:
-    """Run what the command line asks for; return 1 if something was found."""
+    """Run as the command line requests; return 1 if something was found."""
     parser = argparse.ArgumentParser(description="Give C functions random arguments for a time.")
     parser.add_argument("--seconds", type=float, default=60, help="default: 60")
     passed = fuzz_calls(parser.parse_args().seconds)

@@ -1,4 +1,4 @@
-"""Compare torch's operators on the host NPU with the CPU's; torch's own database says how to call each of them."""
+"""Compare torch's operators on the host NPU with the CPU, with sample calls from torch's OpInfo database."""
 
 import sys
 import types
@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 MOST_SAMPLES = 4
 MOST_ELEMENTS = 20_000
 
-# Whose arguments are the host's on every device.
+# Operators whose arguments are CPU tensors on every device.
 _ARGUMENTS_OF_THE_HOST = ("tensor_split",)
 
 
 class _FindsRandom(TorchDispatchMode):
-    """Tell whether an operator draws random numbers, of which each device has its own."""
+    """Detects whether an operator draws random numbers, which differ between devices."""
 
     found = False
 
@@ -30,7 +30,7 @@ class _FindsRandom(TorchDispatchMode):
 
 def operators() -> list[Any]:
     """Return the database."""
-    # The module with the database also imports torch's TestCase, whose base class the database has no need of.
+    # The database's module also imports torch's TestCase, whose base class the database does not need.
     sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -52,13 +52,13 @@ def _samples(operator: Any, dtype: torch.dtype) -> list[Any]:
         tensors = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if torch.is_tensor(leaf)]
         if sum(tensor.numel() for tensor in tensors) <= MOST_ELEMENTS:
             found.append(sample)
-    # From the first to the last: databases begin with the simplest.
+    # From the first to the last sample: databases begin with the simplest ones.
     step = max(1, len(found) // MOST_SAMPLES)
     return found[::step][:MOST_SAMPLES]
 
 
 def _on(device: str, operator: Any, sample: Any) -> Any:
-    """Return the input and the arguments of a sample on a device, with memory of their own."""
+    """Return the input and arguments of a sample on a device, in separate memory."""
     moved: dict[int, torch.Tensor] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def _draws_random_numbers(operator: Any, sample: Any) -> bool:
 
 
 def _in_float32(operator: Any, sample: Any) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    """Return what the CPU computes of the same numbers in float32, rounded once."""
+    """Return the CPU's results for the same numbers in float32, rounded once."""
 
     def wide(tensor: torch.Tensor) -> torch.Tensor:
         is_narrow = tensor.dtype == torch.bfloat16
@@ -135,7 +135,7 @@ def _is_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _differences(what: str, actual: list[Any], expected: list[Any], is_random: bool) -> tuple[list[str], bool]:
-    """Return what is wrong, and whether all that is right is so bit for bit."""
+    """Return the differences, and whether all matching results are equal bit for bit."""
     if len(actual) != len(expected):
         return [f"{len(actual)} {what}s instead of {len(expected)}"], True
     wrong, exact = [], True
@@ -160,7 +160,7 @@ def _differences(what: str, actual: list[Any], expected: list[Any], is_random: b
 
 
 def _is_no_worse(actual: list[Any], cpus: list[Any], wide: list[Any]) -> bool:
-    """Return whether results are as close to float32's as those of a CPU that adds up in 16 bits."""
+    """Return whether results are as close to float32's as those of a CPU that accumulates in 16 bits."""
     return all(
         one is other is None or (one.float() - truth.float()).norm() <= 1.5 * (other.float() - truth.float()).norm()
         for one, other, truth in zip(actual, cpus, wide, strict=True)
@@ -168,14 +168,14 @@ def _is_no_worse(actual: list[Any], cpus: list[Any], wide: list[Any]) -> bool:
 
 
 def compare(operator: Any, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the faults of an operator, what the NPU refuses of it, and whether its numbers are the CPU's."""
+    """Return an operator's faults, the NPU's refusals, and whether its numbers equal the CPU's."""
     faults: list[str] = []
     refusals: list[str] = []
     exact, compared, random = True, 0, 0
     for sample in _samples(operator, dtype):
         try:
             expected = _run(operator, sample, "cpu")
-        except Exception:  # what the CPU refuses is no measure
+        except Exception:  # samples that the CPU refuses are skipped
             continue
         is_random = _draws_random_numbers(operator, sample) or "empty" in operator.name
         try:
@@ -187,13 +187,13 @@ def compare(operator: Any, dtype: torch.dtype) -> dict[str, Any]:
         compared += 1
         random += is_random
         for what, results, truths in zip(("output", "gradient"), actual, expected, strict=True):
-            # torch_npu replaces a few kernels of the CPU's, which then have no gradients.
+            # torch_npu replaces a few CPU kernels, which then have no gradients.
             if what == "gradient" and not truths:
                 continue
             wrong, is_exact = _differences(what, results, truths, is_random)
             exact &= is_exact
             if wrong and dtype == torch.bfloat16 and not is_exact:
-                # A CPU rounds to 16 bits in between.
+                # A CPU rounds intermediate results to 16 bits.
                 wide = _in_float32(operator, sample)[what == "gradient"]
                 wrong, _ = _differences(what, results, wide, is_random)
                 if wrong and _is_no_worse(results, truths, wide):
@@ -205,9 +205,9 @@ def compare(operator: Any, dtype: torch.dtype) -> dict[str, Any]:
 def compare_some(
     device: str, dtypes: Sequence[str], first: int, step: int, also: Sequence[Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Return for each dtype what operators give whose number is ``first`` modulo ``step``, or who are in ``also``.
+    """Return each dtype's results of operators with index ``first`` modulo ``step``, and of those in ``also``.
 
-    The name of an operator is printed before it is called, so that the end of the process names it.
+    The name of an operator is printed before it is called, so that the output of a crash ends with it.
     """
     warnings.simplefilter("ignore")
     found: list[dict[str, Any]] = [{} for _ in dtypes]

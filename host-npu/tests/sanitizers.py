@@ -1,7 +1,7 @@
 """The C++ tests under the sanitizers of the compiler: ``make asan``, ``make tsan``.
 
-``asan`` runs them under AddressSanitizer and UndefinedBehaviorSanitizer, ``tsan`` in eight threads on two devices under
-ThreadSanitizer.
+``asan`` runs them under AddressSanitizer and UndefinedBehaviorSanitizer; ``tsan`` runs them under ThreadSanitizer, in
+eight threads on two devices.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from tests import _c_program
 
 ADDRESS, THREAD = "address,undefined", "thread"
 
-# Cases that use a handle after its end on purpose, which by then may be another thread's, and why the others.
+# Cases that cannot run in several threads, and why. A destroyed handle may have been reused by another thread.
 _REUSED = "uses a handle that was destroyed"
 _REPORTED = "another thread's synchronization would report it"
 _REALLOCATED = "needs freed memory that no other thread allocates"
@@ -37,14 +37,14 @@ ALONE = {
 
 
 def program(kind: str, libraries: Path) -> Path:
-    """Link the C++ tests with libraries that were compiled for a sanitizer, and return the program's path."""
+    """Link the C++ tests with libraries compiled for a sanitizer, and return the program's path."""
     links = [*_c_program.shared(libraries), f"-fsanitize={kind}"]
     (path,) = _c_program.compiled(["g++"], [links])
     return path
 
 
 def threads(test_program: Path, count: int) -> dict[str, list[str]]:
-    """Run the C++ tests in threads on two devices; return what they said of each case."""
+    """Run the C++ tests in threads on two devices and return the results of each case."""
     names = [name for name in _c_program.names() if name not in ALONE]
     command = [str(test_program), "--threads", str(count), *names]
     return _c_program.results(command, [{"HOST_NPU_DEVICES": "2"}], timeout=3600)
@@ -70,7 +70,7 @@ def check_threads() -> bool:
 
 
 def main() -> int:
-    """Run what the command line asks for; return 1 if something was reported."""
+    """Run as the command line requests; return 1 if something was reported."""
     checks = {"asan": check_addresses, "tsan": check_threads}
     parser = argparse.ArgumentParser(description="Run the C++ tests under the compiler's sanitizers.")
     parser.add_argument("check", choices=checks)

@@ -1,7 +1,8 @@
-"""The simulated operators through CANN's C interface alone: a C++ program of test cases, one test each.
+"""The simulated operators through CANN's C interface only: a C++ program of test cases, one test each.
 
-The program sees the headers of the wheel, of ``host-npu/csrc/include`` and of the operators, and links the simulated
-libraries. A case says on which chips it runs; the program runs once for each, and once without the cache of phase one.
+The program uses the headers of the wheel, of ``host-npu/csrc/include`` and of the operators, and links the simulated
+libraries. A case states the chips on which it runs; the program runs once for each, and once without the cache of phase
+one.
 """
 
 import json
@@ -25,7 +26,7 @@ def program() -> Path:
 
 @pytest.fixture(scope="module")
 def results(program: Path) -> dict[str, list[str]]:
-    """What the program said of each case."""
+    """Return the program's result for each case."""
     return _c_program.results([str(program)])
 
 
@@ -37,7 +38,7 @@ def test_case(name: str, results: dict[str, list[str]]):
 
 @pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
 def test_threads_on_two_devices_do_not_disturb_each_other(program: Path, number: int):
-    # `make tsan` also sees the races that do no harm this time.
+    # `make tsan` also detects races that cause no failure here.
     said = {one for each in sanitizers.threads(program, number).values() for one in each}
     assert said == {"ok"}, "\n".join(said)
 
@@ -47,11 +48,11 @@ SANITIZERS = pytest.param("address,undefined", id="with sanitizers", marks=pytes
 
 @pytest.fixture(scope="module", params=[pytest.param("", id="as built"), SANITIZERS])
 def fuzzed(request, tmp_path_factory) -> dict[str, int]:
-    """How often 20,000 of the fuzzer's inputs launched what; sanitizers check what manages objects and memory."""
+    """Return the number of launches of each operator in 20,000 fuzzer inputs, with sanitizers for object lifetimes."""
     libraries = _libraries.FOLDER
     if request.param:
         libraries = _c_program.instrumented(request.param, names=("ascendcl", "acl_op_compiler", "nnopbase"))
-        # To compile the operators again would take most of the time of all tests here; `make asan` and `make fuzz` do.
+        # Compiling the operators again would take most of the time of these tests; `make asan` and `make fuzz` do it.
         shutil.copy(_libraries.FOLDER / "libopapi.so", libraries)
     program = fuzz.target(["g++"], libraries, "standalone.cpp", checks=request.param)
     seeds = fuzz.write_seeds(tmp_path_factory.mktemp("seeds"))

@@ -1,4 +1,4 @@
-"""The folder that programs take for a CANN toolkit, its npu-smi, and processes around the host NPU."""
+"""The folder that programs accept as a CANN toolkit, its npu-smi, and processes around the host NPU."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ extern "C" int phase_one() {
 
 
 def _run(code: str, **variables: str) -> str:
-    """Run code in a process that has a host NPU from its beginning, and imports torch only if it says so."""
+    """Run code in a process that has a host NPU from the start, and imports torch only if the code does."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OTHERS}
     paths = os.pathsep.join([str(_PACKAGE / "host_npu" / "_children"), str(_PACKAGE)])
     environment = inherited | {"PYTHONPATH": paths, "HOST_NPU_ENABLE": "1", "HOST_NPU_DEVICES": "2"} | variables
@@ -116,14 +116,14 @@ subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", "extension.cpp", "-o", 
 extension = ctypes.CDLL({str(tmp_path / "extension.so")!r})
 print(extension.devices(), extension.phase_one())
 """
-    assert _run(code) == "2 161001\n"  # which says that a pointer is null
+    assert _run(code) == "2 161001\n"  # 161001: null pointer
 
 
 def test_another_interpreter_starts_without_the_host_npu(tmp_path):
     children = _PACKAGE / "host_npu" / "_children"
     environment = {"PYTHONPATH": str(children), "HOST_NPU_ENABLE": "1"}
     command = [sys.executable, "-c", "print('ran')"]
-    # Without the environment's packages, as in an interpreter that has none.
+    # An interpreter without the environment's packages.
     (tmp_path / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(os.path.realpath(sys.executable))

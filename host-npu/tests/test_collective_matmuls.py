@@ -1,4 +1,4 @@
-"""Products of matrices with a collective on two simulated NPUs: values of float64, refusals, and ranks that differ."""
+"""Matrix products with a collective on two simulated NPUs: results in float64, refusals, and ranks that disagree."""
 
 import re
 import signal
@@ -11,7 +11,7 @@ from host_npu import testing
 from tests import _collective_matmuls as programs
 
 _RAISES = {"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_ASYNC_ERROR_HANDLING": "0"}
-# What each rank is told when another one has failed is tested here, so the others are not killed.
+# Do not kill the other ranks: the tests check each rank's message after another rank has failed.
 _OPTIONS = {"environment": _RAISES, "timeout": 60, "grace": 60}
 
 
@@ -34,7 +34,7 @@ def test_calls_on_two_streams_are_those_of_the_other_rank_in_their_order():
 
 
 _TWO = 'the communicator "group_name_0" 2 ranks'
-# What is said of it.
+# The message of each refusal.
 REFUSED = {
     "unknown group": 'group is "nowhere", which is not a communicator of this process; it has "group_name_0"',
     "float32": "x1 has dtype float32 instead of float16 or bfloat16",
@@ -66,7 +66,7 @@ def test_a_group_that_was_left_is_refused_although_the_call_was_made_before():
 
 
 _FIRST = "call 2 of communicator group_name_0: rank 1 called"
-# What all ranks are told.
+# The message on all ranks.
 DISAGREEMENTS = {
     programs.beside_a_plain_collective: (
         f"{_FIRST} AllReduce(count=8, fp16, sum) where rank 0 called MatmulAllReduce(count=8, fp16, sum)"

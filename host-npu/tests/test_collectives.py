@@ -1,4 +1,4 @@
-"""Collectives of simulated NPUs: their results, and how they end where ranks disagree, wait or die."""
+"""Collectives of simulated NPUs: their results, and their errors when ranks disagree, wait or die."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests import _failing_collectives as programs
 from tests import collectives
 
 
-# The program `python -m tests.collectives` makes 10,000 calls, in groups of 1 to 4 ranks.
+# `python -m tests.collectives` makes 10,000 calls, in groups of 1 to 4 ranks.
 @pytest.mark.parametrize(("world_size", "devices"), [(2, 1), pytest.param(3, 4, marks=pytest.mark.exhaustive)])
 def test_random_collectives_have_the_results_of_their_definition(world_size, devices):
     found = testing.run(collectives.compare, world_size, 0, 150, device="npu", devices=devices)
@@ -22,14 +22,14 @@ def test_random_collectives_have_the_results_of_their_definition(world_size, dev
 
 
 def _averages(device, dtype):
-    """Return the averages of two ranks' integers by all_reduce and by reduce_scatter_tensor."""
+    """Return the averages of two ranks' integers from all_reduce and reduce_scatter_tensor."""
     rank = dist.get_rank()
     values = [[7, 0, 5, 2], [0, 1, 5, 3]][rank]
     if dtype.is_signed:
         values = [-value for value in values[:2]] + values[2:]
     reduced = torch.tensor(values, dtype=dtype, device=device)
     own = torch.empty(2, dtype=dtype, device=device)
-    if dtype != torch.uint8:  # which torch_npu's reduce_scatter refuses
+    if dtype != torch.uint8:  # refused by torch_npu's reduce_scatter
         dist.reduce_scatter_tensor(own, reduced.clone(), dist.ReduceOp.AVG)
     dist.all_reduce(reduced, dist.ReduceOp.AVG)
     return reduced.tolist(), own.tolist()
@@ -45,7 +45,7 @@ def test_an_average_of_integers_has_no_fraction(dtype):
 
 
 def _division_in_place(device):
-    """Return what a program's own division of integers raises."""
+    """Return the error of a program's own integer division."""
     try:
         torch.ones(2, dtype=torch.int32, device=device).div_(2)
     except RuntimeError as error:
@@ -59,7 +59,7 @@ def test_a_program_cannot_divide_integers_in_place():
 
 
 def _messages_to_all(device):
-    """Return what a rank has received of every rank, itself among them."""
+    """Return what a rank has received from every rank, including itself."""
     rank, size = dist.get_rank(), dist.get_world_size()
     received = [torch.zeros(3, device=device) for _ in range(size)]
     operations = []
@@ -77,14 +77,14 @@ def test_a_rank_may_send_to_itself_in_a_batch_of_messages():
 
 
 def _async_error_handling(value):
-    # The second is the name of torch_npu 2.9.
+    # The second name is that of torch_npu 2.9.
     return {"TORCH_HCCL_ASYNC_ERROR_HANDLING": value, "HCCL_ASYNC_ERROR_HANDLING": value}
 
 
-# With its handling of errors, a thread of torch_npu can end the process before the exception does; a test of its own is
+# With error handling, a thread of torch_npu may end the process before the exception is raised; a separate test is
 # below.
 RAISES = _async_error_handling("0")
-# Of the programs that wait in vain. In the others a rank may be as late as a busy machine makes it.
+# For programs that wait in vain. In the others, a busy machine may delay a rank.
 _LIMITS = {"HCCL_EXEC_TIMEOUT": "3", "HCCL_CONNECT_TIMEOUT": "3"}
 ALL_REDUCE = "AllReduce(count=8, fp32, sum)"
 WAITED = (
@@ -93,7 +93,7 @@ WAITED = (
 )
 _SPLITS = "AlltoAllV(send_counts=[{}], receive_counts=[4, 4], fp32)"
 
-# What every rank is told.
+# The message on every rank.
 DISAGREEMENTS = {
     "other_function": f"rank 1 called Broadcast(count=8, fp32, root=0) where rank 0 called {ALL_REDUCE}",
     "other_count": f"rank 1 called AllReduce(count=7, fp32, sum) where rank 0 called {ALL_REDUCE}",
@@ -111,7 +111,7 @@ DISAGREEMENTS = {
     ),
 }
 _MESSAGE = "message 1 from rank 0 to rank 1 of communicator hccl_N"
-# What rank 0 is told, and how rank 1 ended.
+# The message on rank 0, and rank 1's exit status.
 ABSENCES = {
     "never_calls": (f"rank 1 (process N) did not come within 3 s: {WAITED}", 1),
     "never_makes_the_communicator": (
@@ -125,7 +125,7 @@ ABSENCES = {
 
 
 def _outcomes(program, **environment):
-    # What each rank is told when another one has failed is tested here, so the others are not killed.
+    # Do not kill the other ranks: the tests check each rank's message after another rank has failed.
     options = {"environment": RAISES | environment, "timeout": 60, "grace": 60}
     found = testing.outcomes(getattr(programs, program), 2, device="npu", **options)
     assert not [name for name in os.listdir("/dev/shm") if "hccl" in name or "host_npu" in name]
@@ -165,7 +165,7 @@ def test_the_first_read_after_a_failed_collective_raises(program):
 
 
 def test_the_constructor_of_ddp_does_not_read_what_was_never_gathered():
-    # Memory that nobody has written is -1: "but Rank 0 has 2 params, while rank 1 has inconsistent -1 params."
+    # Unwritten memory is -1: "but Rank 0 has 2 params, while rank 1 has inconsistent -1 params."
     alone, _ = _outcomes("makes_a_ddp_model_alone")
     assert "inconsistent" not in _said(alone)
     assert "rank 1 called Broadcast(count=8, fp32, root=0) where rank 0 called AllGather(" in _said(alone)
@@ -181,7 +181,7 @@ def test_a_rank_whose_partner_is_missing_is_told_which_and_where_it_was_last(pro
 
 def test_a_failure_that_was_asked_for_is_told_by_whoever_asks_first_or_by_an_operator_of_this_package():
     waiting, failing = _outcomes("fails_as_asked")
-    # There is one exception. A thread of torch_npu that asks before the program drops it, or ends the process with it.
+    # There is only one exception. A thread of torch_npu that gets it first drops it or ends the process with it.
     assert failing.exit_status in (1, -signal.SIGABRT)
     sentences = ("EZ9999: HcclAllReduce: failure injected by a test", "torch_npu's task queue has ended")
     assert any(sentence in _said(failing) for sentence in sentences)

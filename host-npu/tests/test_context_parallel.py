@@ -1,4 +1,4 @@
-"""Attention of DTensors, and of a sequence that ranks share, by torch_npu's own kernels on two simulated NPUs."""
+"""Attention of DTensors, and of a sequence that ranks share, with torch_npu's kernels on two simulated NPUs."""
 
 import importlib
 
@@ -31,7 +31,7 @@ def _error(found, is_causal):
 
 
 def _of_dtensors(device, dim, is_causal):
-    """Return the largest error of attention and its gradients, of tensors that are cut in a dimension."""
+    """Return the largest error of attention and its gradients for tensors sharded in a dimension."""
     mesh = init_device_mesh("npu", (dist.get_world_size(),))
     *inputs, weight = (distribute_tensor(each.npu(), mesh, [Shard(dim)]) for each in _tensors())
     leaves = [each.requires_grad_() for each in inputs]
@@ -41,11 +41,11 @@ def _of_dtensors(device, dim, is_causal):
 
 
 def _of_a_shared_sequence(device, module):
-    """Return the largest error of causal attention and its gradients, of which each rank has a part of the sequence."""
+    """Return the largest error of causal attention and its gradients, where each rank has a part of the sequence."""
     parallel = importlib.import_module(module)
     mesh = init_device_mesh("npu", (dist.get_world_size(),))
     *leaves, weight = (each.npu() for each in _tensors())
-    # It replaces the function of torch.nn.functional.
+    # It replaces the function in torch.nn.functional.
     with parallel.context_parallel(mesh, buffers=[*leaves, weight], buffer_seq_dims=[2] * 4):
         own = [each.detach().clone().requires_grad_() for each in leaves]
         result = F.scaled_dot_product_attention(*own, is_causal=True)
@@ -68,7 +68,7 @@ _MODULES = {
 
 
 _VERSION = ".".join(torch.__version__.split(".")[:2])
-# What docs/limits.md says of torch_npu's own function.
+# The errors of torch_npu's own function, as in docs/limits.md.
 _RAISES = {
     "2.9": "No module named 'torch_npu.distributed.tensor.experimental'",
     "2.14": r"TypeError: _npu_fa_v3_cp_strategy\(\)",

@@ -1,7 +1,7 @@
-"""The host NPU makes torch_npu work beside a CUDA build of torch.
+"""The host NPU makes torch_npu work with a CUDA build of torch.
 
-Both torch's part for CUDA and torch_npu register settings under the same keys, which ends the process. A library
-registers the keys here, so that any build of torch will do.
+torch's CUDA part and torch_npu register settings under the same keys, which aborts the process. Here a library
+registers the keys, so that the tests need no CUDA build.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from host_npu import testing
 
 _COMPILER = shlex.split(os.environ.get("CXX", "g++"))
 
-# What libc10_cuda does when it is loaded; unlike it, this also tells what is registered.
+# Like libc10_cuda when it is loaded; also reports the registered keys.
 _CUDA_ALLOCATOR = """
 #include <c10/core/AllocatorConfig.h>
 using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
@@ -34,7 +34,7 @@ extern "C" bool is_registered(const char* key) { return registered && Config::ge
 
 @pytest.fixture(scope="module")
 def cuda_allocator(tmp_path_factory) -> Path:
-    """A library that has registered the keys once it is loaded."""
+    """Return a library that registers the keys when it is loaded."""
     if shutil.which(_COMPILER[0]) is None:
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("cuda")

@@ -1,4 +1,4 @@
-"""Experts divided among two simulated NPUs: what goes to them and what comes back, in float64, and refusals."""
+"""Experts distributed over two simulated NPUs: dispatched and combined tokens in float64, and refusals."""
 
 from functools import cache
 
@@ -97,5 +97,5 @@ def test_one_rank_has_nobody_to_send_to():
 def test_values_that_are_not_possible_end_all_ranks_with_the_reason(program, sentence):
     outcomes = testing.outcomes(program, programs.RANKS, device="npu", timeout=60, grace=60)
     assert [outcome.exit_status for outcome in outcomes] == [1, 1]
-    # A rank may be told first that the other one has failed.
+    # A rank may first report that the other one has failed.
     assert any(sentence in f"{outcome.error}\n{outcome.output}" for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""The files and commands of docs/distributed.md, run as they stand there."""
+"""The files and commands of docs/distributed.md, run unchanged."""
 
 import re
 
@@ -54,13 +54,13 @@ def test_a_step_of_the_workflow_passes(folder, command):
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.exhaustive) for ranks in (1, 3, 4))])
 def test_torchrun_starts_any_number_of_ranks(folder, ranks):
     output = _run(folder, COMMANDS[0], ranks)
-    # Ranks may write into one another's lines.
+    # Ranks may interleave their output.
     assert sorted(re.findall(r"rank \d of \d is done", output)) == [
         f"rank {i} of {ranks} is done" for i in range(ranks)
     ]
 
 
-# torchrun gives the rank that lives 30 seconds to end.
+# torchrun gives the surviving rank 30 seconds to exit.
 @pytest.mark.exhaustive
 def test_the_ranks_restart_after_a_death_with_the_setting_of_the_page(folder):
     page = PROJECT.joinpath("docs/distributed.md").read_text()

@@ -1,4 +1,4 @@
-"""torch.distributed on simulated NPUs with hccl: what it finds on CPUs with gloo."""
+"""torch.distributed on simulated NPUs with hccl gives the results of CPUs with gloo."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests import _distributed_stack as stack
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What the cases find, by world size and device."""
+    """Return the results of the cases, by world size and device."""
     found = {}
 
     def of(world_size, device):

@@ -1,6 +1,6 @@
-"""How the simulated NPU is switched on, and what it consists of.
+"""Enabling the host NPU, and its libraries.
 
-Programs run in new interpreters; this one has no NPU. A start takes seconds, so that several tests look at one program.
+Programs run in new interpreters; this one has no NPU. Starting one takes seconds, so several tests share a program.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def _on_host_npu(*arguments: str | pathlib.Path, **environment: str) -> subproce
 
 @pytest.fixture
 def script(tmp_path):
-    """Make a script of some code."""
+    """Return a function that writes code to a script."""
 
     def write(code: str) -> pathlib.Path:
         path = tmp_path / "script.py"
@@ -83,7 +83,7 @@ print("the end")
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory):
-    """A program that has run as a module, where Python is customized."""
+    """Return the result of a program run as a module, in an environment with its own sitecustomize."""
     folder = tmp_path_factory.mktemp("folder")
     (folder / "program.py").write_text(_PROGRAM)
     (folder / "sitecustomize.py").write_text("print('customized')")
@@ -111,7 +111,7 @@ def test_a_program_that_ends_during_a_backward_pass_does_not_abort(module):
 
 @pytest.fixture
 def with_cann(tmp_path):
-    """The environment of a machine that has a real CANN."""
+    """Return the environment of a machine with a real CANN."""
     (tmp_path / "libascendcl.so").touch()
     return {"LD_LIBRARY_PATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
@@ -148,7 +148,7 @@ def test_a_script_that_is_not_there_takes_one_line(tmp_path):
 def test_the_runner_searches_where_python_does(tmp_path):
     (tmp_path / "where.py").write_text("import sys; print(sys.argv[1:], sys.path)")
     python = _run(tmp_path / "where.py", "-m")
-    # torch.distributed.nn of torch 2.9, which torch_npu imports, adds a folder at the end.
+    # torch_npu imports torch.distributed.nn of torch 2.9, which adds a folder at the end.
     assert _on_host_npu(tmp_path / "where.py", "-m").stdout.startswith(python.stdout.removesuffix("]\n"))
     module = _on_host_npu("--devices", "2", "-mwhere", "-m", PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
     assert module.stdout.startswith("['-m'] ["), module.stderr
@@ -168,10 +168,10 @@ if "torch" in sys.modules:
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory):
-    """The output of a program that is given by its code, of Python and of the host NPU, and the path of a real CANN."""
+    """Return the outputs of code run by Python and by the host NPU, and the path of a real CANN."""
     folder = tmp_path_factory.mktemp("folder")
     (folder / "libascendcl.so").touch()
-    # torch takes it for the package, and cannot import torch._dynamo, which the shapes of a formula's results need.
+    # torch mistakes the folder for the package and cannot import torch._dynamo, which formulas need for result shapes.
     (folder / "triton").mkdir()
     environment = {"PYTHONPATH": f"{_PACKAGE}:{folder}"}
     python = _run("-c", _CODE, "-m", "--soc", **environment)
@@ -193,7 +193,7 @@ def test_a_folder_named_triton_is_not_the_package_and_a_real_cann_is_hidden_on_d
     _, host_npu, folder = code
     sum_of_swiglu, devices, home, process = host_npu.splitlines()[1].split()
     assert (sum_of_swiglu, devices) == ("5.848468780517578", "2") and home != folder
-    assert process == "NPU"  # one of host_npu.testing, from which it is hidden too
+    assert process == "NPU"  # a process of host_npu.testing, in which the folder is hidden, too
 
 
 def test_without_torch_npu_it_says_what_to_install(tmp_path):
@@ -253,7 +253,7 @@ def test_it_imports_nothing_of_the_operators():
 
 @pytest.fixture
 def libraries(monkeypatch):
-    """What csrc/build.py builds, in its order."""
+    """Return the libraries that csrc/build.py builds, in its order."""
     monkeypatch.syspath_prepend(_PACKAGE / "csrc")
     return importlib.import_module("build").libraries()
 

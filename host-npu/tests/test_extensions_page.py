@@ -1,4 +1,4 @@
-"""The C++ extension of docs/testing.md, compiled and run by its commands."""
+"""The C++ extension of docs/testing.md, compiled and run with its commands."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from tests._pages import PROJECT, blocks
 PAGE = PROJECT / "docs/testing.md"
 TITLE = ' title="C++ extension"'
 
-# SiLU of 1 times 2, of the first and the second half.
+# SiLU of 1, times 2: of the first and the second half.
 _LINKED = """
 #include <cstdint>
 #include <cstdio>
@@ -52,7 +52,7 @@ def test_a_program_without_python_links_the_formulas(tmp_path):
     source, program = tmp_path / "linked.cpp", tmp_path / "linked"
     home = _cann_home.variables(Path(importlib.util.find_spec("torch_npu").origin).parent)["ASCEND_HOME_PATH"]
     headers = sorted(Path(home, "include", "aclnnop").glob("*.h"))
-    assert len(headers) > 200  # of all operators, which can be included together
+    assert len(headers) > 200  # the headers of all operators, which can be included together
     source.write_text("".join(f'#include "aclnnop/{header.name}"\n' for header in headers) + _LINKED)
     torch_folder = Path(torch.__file__).parent / "lib"
     [formulas] = re.findall(r"`(-Wl,--no-as-needed [^`]+)`", PAGE.read_text())
@@ -86,7 +86,7 @@ def test_the_extension_of_the_page_compiles_and_runs(tmp_path):
         assert result.returncode == 0, result.stdout + result.stderr
     for blocking in ("1", "0"):
         refused = tmp_path.joinpath("refused.py").read_text().replace('"1"', f'"{blocking}"')
-        # Without blocking, the task queue's thread decides whether the call or the synchronization raises.
+        # Without blocking, timing decides whether the call or the synchronization raises.
         program = refused.replace("\nexcept", "\n    torch.npu.synchronize()\nexcept")
         result = subprocess.run(
             [sys.executable, "-m", "host_npu", "-c", program],

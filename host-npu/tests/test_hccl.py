@@ -1,4 +1,4 @@
-"""The functions of HCCL that torch_npu looks up are there: simulated, or refused by their names."""
+"""The functions of HCCL that torch_npu looks up exist: simulated, or refused by name."""
 
 import ctypes
 import re
@@ -25,7 +25,7 @@ def _exported():
 
 
 def _bound():
-    """Return the names of functions in torch_npu's library; it also has names of its own that begin as these do."""
+    """Return the names of HCCL functions in torch_npu's library, which also has its own names with the same prefix."""
     folder = _torch_npu.folder()
     headers, library = folder / "include", folder / "lib" / "libtorch_npu.so"
     paths = "third_party/hccl/inc/hccl/hccl.h", "torch_npu/csrc/distributed/HcclCompile.h"
@@ -40,7 +40,7 @@ def test_every_function_that_torch_npu_looks_up_is_exported():
 
 
 def _all_reduce(device):
-    """Return a sum, of a sum in another group, and which functions that took."""
+    """Return a sum of a sum in another group, and the functions that were called."""
     host_npu.count_calls()
     x = torch.ones(2, device=device)
     group = dist.new_group([0, 1], backend="hccl")
@@ -60,7 +60,7 @@ def _all_reduce(device):
             {"ROOTINFO_SCALABLE_ENABLE": "1", "TORCH_HCCL_RANKS_PER_ROOT": "1"},
             {"HcclGetRootInfoScalable", "HcclCommInitRootInfoScalable"},
         ),
-        # The first is refused, and torch_npu goes on with root infos.
+        # The first is refused, and torch_npu continues with root infos.
         ({"RANK_TABLE_FILE": "table.json"}, {"HcclCommInitClusterInfoConfig", "HcclGetRootInfo"}),
     ],
     ids=["a root", "several roots", "a rank table"],
@@ -91,7 +91,7 @@ def test_devices_of_one_process_copy_to_each_other():
 
 
 def _answers(device):
-    """Return the status and the message of functions that look at no argument."""
+    """Return the status and message of functions that check no argument."""
     library, runtime = ctypes.CDLL("libhccl.so"), ctypes.CDLL("libascendcl.so")
     runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
     calls = {name: getattr(library, name) for name in _REFUSED}
@@ -112,7 +112,7 @@ def _root_info(device):
 
 
 def _joined(device, root_info):
-    """Return the message of a rank that joins."""
+    """Return the error message of a joining rank."""
     ctypes.CDLL("libhccl.so").HcclCommInitRootInfo(2, root_info, 1, ctypes.byref(ctypes.c_void_p()))
     runtime = ctypes.CDLL("libascendcl.so")
     runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p

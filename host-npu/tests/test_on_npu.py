@@ -1,4 +1,4 @@
-"""Runs the tests of tests/npu in a process that has the host NPU."""
+"""Run tests/npu in a process with the host NPU."""
 
 import subprocess
 import sys

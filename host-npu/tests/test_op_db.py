@@ -1,4 +1,4 @@
-"""On the host NPU torch's operators give what they give on a CPU: forward and backward, bit for bit.
+"""torch's operators give the same results on the host NPU and on a CPU: forward and backward, bit for bit.
 
 tests/op_db.py calls them, from torch's own database, in processes with a host NPU.
 """
@@ -14,15 +14,15 @@ from tests import op_db
 
 _DTYPES = ("float32", "bfloat16")
 _PARTS = 4  # in which all operators are compared
-_EVERY = 40  # of how many operators one is a representative
+_EVERY = 40  # one operator of this many is a representative
 
 _IS_NARROW = "is torch.float32, not torch.float64"
 _NO_FLOAT64 = "Device do not support double dtype now, dtype cast replace with float"
 _NO_DOUBLE = "self not implemented for DT_DOUBLE"
 _NO_GRADIENT = "CANN's gradient takes no float64, as torch's samples ask for"
 
-# What torch_npu does or refuses itself, or CANN's operator that it calls: a part of each message, and why. Whoever is
-# missing here has the CPU's results and gradients in every sample.
+# Calls that torch_npu implements or refuses itself, or through CANN's operator: a part of each message, and the reason.
+# All other operators have the CPU's results and gradients in every sample.
 _CHOICES = {
     "chalf": ("aclnnInplaceCopy: selfRef has dtype complex32", "no copy of CANN takes complex32"),
     "double": (_IS_NARROW, _NO_FLOAT64),
@@ -56,7 +56,8 @@ _CHOICES_IN = {
         ("bucketize", "histc", "searchsorted"), ("self not implemented for DT_BFLOAT16", "CANN has no kernel for it")
     ),
 }
-# Operators whose results are not the CPU's bit for bit, but as close to float32's as the dtype allows, and why.
+# Operators whose results do not equal the CPU's bit for bit, but are as close to float32's as the dtype allows; and
+# why.
 _ROUNDED_ONCE = "16-bit matrices are multiplied in float32 and rounded once, as on a device"
 _SAMPLED_ONCE = "16-bit images are sampled in float32 and rounded once, as on a device"
 _SIMULATED = "a simulated operator of CANN, whose arithmetic is float32 and rounded once"
@@ -76,19 +77,19 @@ _NOT_EXACT = {
     },
 }
 
-# Operators whose sums depend on the chip and on where tensors begin in memory, although both devices call the same
-# kernels: LAPACK's, and 16-bit convolutions, which a CPU without units for bfloat16 adds up in 16 bits.
+# Operators whose sums depend on the CPU and on memory alignment, although both devices call the same kernels: LAPACK,
+# and 16-bit convolutions, which a CPU without bfloat16 instructions accumulates in 16 bits.
 _DEPENDS_ON_THE_CPU = {"float32": ("linalg.",), "bfloat16": ("nn.functional.conv",)}
 
 _IS_THAT_OF_THE_TABLE = torch.__version__.startswith("2.13.")
 
-# CUDA's alone.
+# For CUDA only.
 _WITHOUT_CPU = "jiterator"
 
 
 @functools.cache
 def _compared_in_all(first: int, step: int) -> list[dict[str, Any]]:
-    """Return what each operator gave in each dtype; the operators of the tables are always among them."""
+    """Return the results of each operator in each dtype, always including the operators in the tables."""
     also = [[*_CHOICES_IN[dtype], *_NOT_EXACT[dtype]] if step == _EVERY else [] for dtype in _DTYPES]
     return testing.run(op_db.compare_some, 1, _DTYPES, first, step, also, device="npu", backend="", timeout=900)[0]
 
@@ -109,7 +110,7 @@ def test_results_and_gradients_are_the_cpus_but_for_the_choices_of_torch_npu(dty
     for name, found in _compared(dtype, first, step).items():
         text, _ = _CHOICES_IN[dtype].get(name, (None, None))
         messages = found["faults"] + found["refusals"]
-        # Other versions of torch_npu than that of the table may have chosen otherwise since.
+        # Other versions of torch_npu may differ from the table's.
         is_missing = text is not None and not messages and _IS_THAT_OF_THE_TABLE
         if is_missing or any(text is None or text not in message for message in messages):
             unexpected[name] = messages

@@ -1,6 +1,6 @@
-"""Device memory that the host does not have: a program gets an error before the kernel ends it.
+"""Device memory beyond the host's memory: a program gets an error before the kernel kills it.
 
-The files in which the kernel says what there is are those of a folder, so that no test fills the machine.
+The kernel's files about memory are replaced by those in a folder, so no test fills the machine.
 """
 
 import json
@@ -13,7 +13,7 @@ import pytest
 
 MIB = 1 << 20
 
-# Answers each line of its input in a process forked from this one, which has imported torch and used no device.
+# Answers each line of input in a forked process. The parent has imported torch and used no device.
 _PROGRAM = """
 import json, os, sys
 import host_npu
@@ -43,7 +43,7 @@ _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.st
 
 @pytest.fixture(scope="module")
 def program():
-    """The program, which is started once."""
+    """Return the program, which is started once."""
     environment = _ENVIRONMENT | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment, **pipes) as started:
@@ -73,7 +73,7 @@ def _container(limit: int | str, used: int, active: int = 0, inactive: int = 0) 
 
 @pytest.fixture
 def run(program, tmp_path):
-    """Return what code puts into answers in a process that reads what the host has in the files."""
+    """Return a function that runs code in a process whose host limits are read from files, and returns its answers."""
 
     def answers(files: dict[str, str], code: str, **environment: str) -> dict[str, object]:
         _write(tmp_path, files)

@@ -1,4 +1,4 @@
-"""The pages name what there is, in this project alone; tests/npu/test_pages.py runs the README's code."""
+"""The pages name what exists in this project; tests/npu/test_pages.py runs the README's code."""
 
 import re
 import subprocess
@@ -57,7 +57,7 @@ def test_the_reference_lists_every_public_name():
 
 
 def test_the_import_of_the_package_imports_nothing_else_that_is_installed():
-    # It is imported before torch, and in every process that a program starts.
+    # It is imported before torch, and in every child process.
     code = "import sys, host_npu; print({'torch', 'torch_npu', 'torch_aclnn_ops', 'numpy'} & sys.modules.keys())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "set()\n", result.stderr

@@ -1,4 +1,4 @@
-"""Phase one of the host NPU gives CANN's answers to random calls; ``make phase-one`` asks many more."""
+"""Phase one of the host NPU gives CANN's answers to random calls; ``make phase-one`` makes many more."""
 
 import re
 from dataclasses import replace
@@ -17,7 +17,7 @@ _NAMES = [operator.name for operator in operators()]
 
 @pytest.fixture(scope="module")
 def tallies() -> dict[str, Tally]:
-    """What became of calls on all chips."""
+    """Return the results of calls on all chips."""
     return compare_all(calls=25_000, seed=2026)
 
 

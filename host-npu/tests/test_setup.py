@@ -1,4 +1,4 @@
-"""Installing: what a wheel holds, and what is said where torch and torch_npu are missing."""
+"""Installation: the contents of a wheel, and the messages if torch or torch_npu is missing."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def _run(*arguments: object, cwd: Path = _PROJECT, **environment: str) -> subpro
 
 
 def test_a_wheel_runs_a_program_from_elsewhere_with_its_arguments(tmp_path):
-    # In the work tree, so that what was compiled there is not compiled again.
+    # In the work tree, so that compiled sources are not compiled again.
     pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
     result = _run(*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", _PROJECT, "-w", tmp_path)
     assert result.returncode == 0, result.stderr
@@ -40,7 +40,7 @@ def test_a_wheel_runs_a_program_from_elsewhere_with_its_arguments(tmp_path):
     assert libraries == {f"lib{name}.so" for name in _libraries.names()}
     assert {"host_npu/_children/sitecustomize.py", "host_npu/py.typed", "host_npu/_lib/versions.json"} <= {*names}
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"host_npu"}
-    # pip would replace the torch that the libraries were compiled for, to solve what torch_npu's wheel says it needs.
+    # Otherwise pip would replace the torch that the libraries were compiled for, to meet torch_npu's requirements.
     assert not [needs for needs in requirements if "extra ==" not in needs]
 
     program = "import host_npu, sys, torch; print(host_npu.__file__, sys.argv, torch.ones(2).npu().sum())"
@@ -53,7 +53,7 @@ def test_a_wheel_runs_a_program_from_elsewhere_with_its_arguments(tmp_path):
 
 def test_each_library_that_is_compiled_is_named_when_it_is_done(tmp_path):
     build = ("csrc/build.py", tmp_path, "--names", "ge_runner", "graph")
-    # Whether warnings are errors changes nothing in what is compiled.
+    # Turning warnings into errors must not recompile anything.
     first, second = _run(*build, HOST_NPU_WERROR="0"), _run(*build, HOST_NPU_WERROR="1")
     assert first.returncode == second.returncode == 0, first.stderr
     begins, *done = first.stderr.splitlines()

@@ -55,7 +55,7 @@ def test_the_rank_that_failed_first_is_reported_first(device):
         testing.run(_fail_on, 2, (1,), device=device, devices=2)
     message = str(caught.value)
     assert message.startswith("rank 1: Traceback") and "KeyError: 'mine'" in message
-    # Gloo's ranks notice that another one has gone.
+    # Gloo's ranks detect that another rank has gone.
     assert ("\nrank 0: killed 5 s after rank 1 had failed\n" if device == "npu" else "\nrank 0: Traceback") in message
 
 
@@ -67,7 +67,7 @@ def test_every_rank_that_failed_is_in_the_report_and_no_other():
 
 
 def _output():
-    """Return the file to which this process prints, which its rank names, also without a group."""
+    """Return this process's output file, whose name contains the rank, even without a group."""
     return Path(os.readlink("/proc/self/fd/1"))
 
 

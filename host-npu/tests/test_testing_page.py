@@ -1,4 +1,4 @@
-"""The tests of docs/testing.md and their commands, run as they stand there."""
+"""The tests of docs/testing.md and their commands, run unchanged."""
 
 import re
 
@@ -12,10 +12,10 @@ COMMANDS = [line for title, code in blocks(PAGE, "sh") if not title for line in 
 
 
 def test_the_first_command_of_the_page_is_that_of_tests_on_an_npu():
-    assert COMMANDS[0] == "python -m host_npu -m pytest"  # as in test_on_npu.py
+    assert COMMANDS[0] == "python -m host_npu -m pytest"  # like test_on_npu.py
 
 
-# What differs is how the host NPU is enabled.
+# The commands differ in how they enable the host NPU.
 @pytest.mark.parametrize("command", [pytest.param(COMMANDS[0], marks=pytest.mark.exhaustive), COMMANDS[1]])
 def test_the_tests_of_the_page_pass(tmp_path, command):
     for name, code in FILES.items():

@@ -1,4 +1,4 @@
-"""Other people's tests on the host NPU: what becomes of each of them is in the table."""
+"""Other people's tests on the host NPU: the table counts the results of all tests."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""torchair, which torch_npu's wheel contains: it is imported and configured, and compiles only what needs no engine.
+"""torchair, contained in torch_npu's wheel: it can be imported and configured, and compiles what needs no engine.
 
-Each program is a process of its own, because torch_npu's backend npugraph_ex defines the same operators as torchair.
+Each program runs in its own process, because torch_npu's backend npugraph_ex defines the same operators as torchair.
 """
 
 import torch
@@ -8,7 +8,7 @@ from tests._process import error_of, on_npu
 
 
 def _build() -> list[float]:
-    """Do what MindSpeed's builders do when they are imported."""
+    """Do what MindSpeed's builders do at import."""
     import torchair
     from torch.library import Library, impl
     from torchair import ge, register_fx_node_ge_converter
@@ -34,7 +34,7 @@ def test_a_builder_registers_its_operator_and_converter():
 
 
 def _compile(mode: str) -> list[str]:
-    """Return what two calls of a compiled function raise; they return the right thing otherwise."""
+    """Return the errors of two calls of a compiled function; empty if their results are right."""
     import torchair
 
     config = torchair.CompilerConfig()

@@ -1,8 +1,8 @@
 """Run a checkout of other people's tests on the host NPU: ``python -m tests.third_party FOLDER``.
 
-Each file of tests runs in a process of its own, in its folder, with a time limit. A table tells what became of the
-tests: a refusal is a failure with a sentence of the host NPU about a function, or an argument of it, that it does not
-simulate. Nobody's tests are in this repository; those of torch_npu and op-plugin are in the folders ``test`` of their
+Each test file runs in its own process, in its folder, with a time limit. A table shows the results of the tests: a
+refusal is a failure with a message of the host NPU about a function or argument that it does not simulate. Other
+people's tests are not in this repository; those of torch_npu and op-plugin are in the folders ``test`` of their
 repositories.
 """
 
@@ -19,21 +19,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Of a function, or of an argument of it.
+# A refusal of a function or of an argument.
 _REFUSAL = re.compile(r"the host NPU does not simulate (?P<function>[^;\n]+)|(?P<argument>aclnn\w+): the host NPU ")
 
 
 @dataclass
 class Result:
-    """What became of the tests of a file."""
+    """The results of the tests of a file."""
 
     file: str
     passed: int = 0
     skipped: int = 0
     failed: int = 0
-    # Names of operators, and how many tests each of them failed.
+    # The number of failed tests, by the names of the refused operators.
     refused: dict[str, int] = field(default_factory=dict)
-    # How the process ended if it did not write its report.
+    # How the process ended, if it did not write its report.
     ended: str = ""
 
 
@@ -41,10 +41,10 @@ def run(file: Path, folder: Path, seconds: float, options: Iterable[str] = ()) -
     """Run the tests of a file.
 
     Args:
-        file: A file with tests that pytest collects, ``unittest`` included.
+        file: A file with tests that pytest can collect, including ``unittest``.
         folder: The checkout; the result names the file relative to it.
         seconds: The time limit.
-        options: More options of ``python -m host_npu``.
+        options: Further options of ``python -m host_npu``.
     """
     result = Result(str(file.relative_to(folder)))
     with tempfile.TemporaryDirectory() as reports:
@@ -85,7 +85,7 @@ def _count(result: Result, report: Path) -> None:
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return the results as Markdown, with their sums in the last row."""
+    """Return the results as a Markdown table, with their sums in the last row."""
     rows = ["| file | passed | refused | failed | skipped | |", "|---|---|---|---|---|---|"]
     total = Result("**all**")
     for result in results:
@@ -104,7 +104,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def main() -> int:
-    """Run what the command line names; the exit status is 1 if a process ended before its tests did."""
+    """Run the tests that the command line names; return 1 if a process ended before its tests did."""
     parser = argparse.ArgumentParser(prog="python -m tests.third_party", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the checkout, or a folder of it")
     parser.add_argument("--pattern", default="test_*.py", help="which files (default: %(default)s)")

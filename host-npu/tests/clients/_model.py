@@ -26,17 +26,17 @@ def tokenizer():
 
 
 def text(tokens):
-    """Return the words of tokens."""
+    """Return tokens as words."""
     return " ".join(f"w{token}" for token in tokens)
 
 
 def rows(count=4 * STEPS):
-    """Return rows of tokens, which repeat, so that there is something to learn."""
+    """Return rows of repeating tokens, which a model can learn."""
     starts = torch.randint(3, VOCABULARY, (count, 1), generator=torch.Generator().manual_seed(0))
     return (starts + torch.arange(TOKENS) * 7) % (VOCABULARY - 3) + 3
 
 
 def say(losses):
-    """Print losses as the table of clients reads them."""
+    """Print losses in the format that client_programs.py reads."""
     for loss in losses:
         print(f"loss {float(loss):.9g}", flush=True)

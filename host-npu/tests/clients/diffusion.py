@@ -1,4 +1,4 @@
-"""A UNet of diffusers, trained as its guide does and then sampled from: ``diffusion.py cpu|npu``."""
+"""A UNet of diffusers, trained as in its guide and then sampled: ``diffusion.py cpu|npu``."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Megatron Core by torch_npu's ``transfer_to_npu``, with tensor parallelism over all ranks: ``gpt.py``.
+"""Megatron Core with torch_npu's ``transfer_to_npu`` and tensor parallelism over all ranks: ``gpt.py``.
 
-Every rank draws the weights of the whole model, and keeps its part, so that the losses are those of one rank.
+Every rank draws the weights of the whole model and keeps its part, so the losses are those of one rank.
 """
 
 import os
@@ -8,7 +8,7 @@ import os
 import torch
 from torch_npu.contrib import transfer_to_npu  # noqa: F401
 
-# Imported after the functions of torch.cuda have been replaced.
+# Imported once the functions of torch.cuda have been replaced.
 from megatron.core import parallel_state  # isort: skip
 from _model import STEPS, TOKENS, VOCABULARY, rows, say
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -31,7 +31,7 @@ config = TransformerConfig(
 )  # fmt: skip
 model = GPTModel(config, get_gpt_layer_local_spec(), VOCABULARY, TOKENS).cuda()
 model = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
-# Megatron's gradient clipping asks for the type torch.cuda.FloatTensor, which MindSpeed replaces.
+# Megatron's gradient clipping uses the type torch.cuda.FloatTensor, which MindSpeed replaces.
 optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0), [model])
 batches = iter(rows().split(2))
 positions = torch.arange(TOKENS - 1).expand(2, -1).cuda()
@@ -39,7 +39,7 @@ mask = torch.ones(TOKENS - 1, TOKENS - 1, dtype=torch.bool).triu(1)[None, None].
 
 
 def forward(batches, model):
-    """Return the losses of a micro batch, and how to reduce them."""
+    """Return the losses of a micro batch and the function that reduces them."""
     batch = next(batches).cuda()
     losses = model(batch[:, :-1].contiguous(), positions, mask, labels=batch[:, 1:].contiguous())
     return losses, lambda losses: (losses.mean(), {"loss": losses.detach().mean()})

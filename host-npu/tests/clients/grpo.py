@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, which generates by the model and rewards what it wrote: ``grpo.py cpu|npu``."""
+"""TRL's GRPOTrainer, which generates with the model and rewards the completions: ``grpo.py cpu|npu``."""
 
 import sys
 import tempfile
@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class Noise(LogitsProcessor):
-    """Gumbel noise of the CPU: the token with the largest sum is a sample, the same on every device."""
+    """Gumbel noise drawn on the CPU: the token with the largest sum is a sample, the same on every device."""
 
     def __init__(self):
         self.generator = torch.Generator().manual_seed(1)
@@ -22,7 +22,7 @@ class Noise(LogitsProcessor):
 
 
 class Model(LlamaForCausalLM):
-    """A model that samples with the noise of the CPU."""
+    """A model that samples with noise drawn on the CPU."""
 
     noise = Noise()
 
@@ -31,7 +31,7 @@ class Model(LlamaForCausalLM):
 
 
 def even_words(completion_ids, **_):
-    """Return the part of even words in each completion."""
+    """Return the fraction of even words in each completion."""
     return [sum(token % 2 == 0 for token in tokens) / len(tokens) for tokens in completion_ids]
 
 
@@ -50,5 +50,5 @@ with tempfile.TemporaryDirectory() as folder:
     trainer.train()
 assert trainer.model.device.type == device, trainer.model.device
 steps = [entry for entry in trainer.state.log_history if "reward" in entry]
-# A loss of the first pass over its samples is a rounded 0: its gradient is not.
+# The loss of the first pass over samples is a rounded 0; its gradient is not.
 say(entry[key] for entry in steps for key in ("reward", "grad_norm"))

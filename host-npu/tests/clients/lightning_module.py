@@ -1,4 +1,4 @@
-"""Lightning's Trainer, with an accelerator that the program brings: ``lightning_module.py cpu|npu``."""
+"""Lightning's Trainer with an accelerator defined by the program: ``lightning_module.py cpu|npu``."""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 
 class Npu(Accelerator):
-    """The NPU, which Lightning does not know."""
+    """The NPU, which Lightning does not support."""
 
     def setup_device(self, device):
         torch.npu.set_device(device)
@@ -45,7 +45,7 @@ class Npu(Accelerator):
 
 
 class Module(lightning.LightningModule):
-    """The language model, which keeps its losses."""
+    """The language model, which records its losses."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ class Module(lightning.LightningModule):
 
 
 def trainer(folder, epochs):
-    """Return a trainer of that many epochs, which writes a checkpoint after each."""
+    """Return a trainer for this number of epochs, which writes a checkpoint after each."""
     if device == "npu":
         strategy = SingleDeviceStrategy(torch.device("npu", 0), accelerator=Npu())
     else:
@@ -85,7 +85,7 @@ with tempfile.TemporaryDirectory() as folder:
     first, second = Module(), Module()
     trainer(folder, 1).fit(first, batches, batches)
     again = trainer(folder, 2)
-    # The second epoch goes on from the checkpoint, as after a restart.
+    # The second epoch resumes from the checkpoint, as after a restart.
     again.fit(second, batches, batches, ckpt_path=f"{folder}/last.ckpt")
     assert again.strategy.root_device.type == device, again.strategy.root_device
 assert len(first.losses) == len(second.losses) == STEPS

@@ -1,4 +1,4 @@
-"""OpenAI's whisper with random weights: trained, then it writes down a sound: ``speech.py cpu|npu``."""
+"""OpenAI's whisper with random weights: trained, then used to transcribe: ``speech.py cpu|npu``."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """torchtitan's own training of its smallest Llama: ``titan.py RANKS [options of torchtitan]``.
 
-Every run starts from the seed checkpoint, which torchtitan writes on one rank, and has the same batches: its losses are
-those of one rank, however the model is divided.
+Every run starts from the seed checkpoint, which torchtitan writes on one rank, and uses the same batches: its losses
+are those of one rank, however the model is sharded.
 """
 
 import json
@@ -38,7 +38,7 @@ seed = 1
 
 
 def train(ranks, *options):
-    """Return what torchtitan logs."""
+    """Return torchtitan's log."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks)
     command = (sys.executable, *torchrun, "-m", "torchtitan.train", "--job.config_file", "config.toml", *options)
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

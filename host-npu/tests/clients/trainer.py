@@ -23,6 +23,6 @@ with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(trained, arguments, train_dataset=data, eval_dataset=data[:8])
     trainer.train()
     assert trainer.model.device.type == device, trainer.model.device
-    # Goes on from the checkpoint in the middle, as after a restart.
+    # Resumes from the checkpoint in the middle, as after a restart.
     trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{STEPS // 2}")
 say(entry[key] for entry in trainer.state.log_history for key in ("loss", "eval_loss") if key in entry)

@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO, and plain AdamW on the CPU: ``zero.py cpu``, or ``zero.py npu STAGE [offload]``.
 
-The second half of the steps goes on from a checkpoint, with an engine of its own.
+The second half of the steps resumes from a checkpoint with a new engine.
 """
 
 import os
@@ -18,7 +18,7 @@ losses = []
 
 
 def plain():
-    """Train as DeepSpeed does, without it."""
+    """Train like DeepSpeed, without it."""
     trained = model()
     optimizer = torch.optim.AdamW(trained.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     for batch in batches:
@@ -30,7 +30,7 @@ def plain():
 
 
 def engine(stage, offload):
-    """Return an engine of ZeRO with the first weights."""
+    """Return a ZeRO engine with the initial weights."""
     import deepspeed
 
     zero = {"stage": stage}
@@ -47,7 +47,7 @@ def engine(stage, offload):
 
 
 def train(trained, some):
-    """Train on batches, of which every rank gets all, so that the losses are those of one process."""
+    """Train on batches; every rank gets all of them, so the losses are those of one process."""
     for batch in some:
         batch = batch.to(trained.device)
         loss = trained(batch, labels=batch).loss

@@ -9,8 +9,8 @@ import torch
 if not hasattr(torch, "npu"):
     collect_ignore_glob = ["test_*.py"]
 
-# Of torch_npu's operators: "has no attribute" of Python, "Unknown keyword argument" of TorchScript's schemas.
-# Of CANN's operators, which the simulated libraries have if torch_npu asks for them: "undefined symbol" of ctypes.
+# torch_npu's operators: "has no attribute" from Python, "Unknown keyword argument" from TorchScript's schemas. CANN's
+# operators, which exist only if torch_npu looks them up: "undefined symbol" from ctypes.
 _IS_MISSING = re.compile(
     r"(module 'torch_npu'|'npu' object) has no attribute 'npu_|npu::npu_\w+\(\) .*[Uu]nknown keyword argument|"
     r"undefined symbol: aclnn"
@@ -27,7 +27,7 @@ def private_formats() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Skip what an older torch_npu has no operator for."""
+    """Skip tests of operators that an older torch_npu lacks."""
     try:
         return (yield)
     except (AttributeError, RuntimeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""CANN's functions as a program calls them that does not go by torch_npu: two phases, on tensors that it describes."""
+"""CANN's functions, called directly by a program: two phases, on tensors that it describes."""
 
 import ctypes
 from functools import partial

@@ -1,4 +1,4 @@
-"""Operations of ATB, as torch_npu calls them, against the same formulas in float64."""
+"""Operations of ATB, as torch_npu calls them, against their formulas in float64."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def _masked(is_kept: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask of ATB: what is added in float16, and 1 where a key is left out in bfloat16."""
+    """Return the mask in ATB's format: additive in float16, and 1 for masked keys in bfloat16."""
     if dtype is torch.bfloat16:
         return (~is_kept).to(dtype)
     return torch.zeros(is_kept.shape, dtype=dtype).masked_fill(~is_kept, -torch.inf)
@@ -63,7 +63,7 @@ def test_rotary_embeddings_turn_halves_or_neighbors(dtype, is_neox_style):
     size = 8
     positions = torch.tensor([0, 3, 1])
     angles = torch.outer(torch.arange(5.0), torch.tensor([1.0, 0.3, 0.1, 0.01]))
-    # torch_npu keeps the first table that it is given, for the whole process.
+    # torch_npu keeps the first table of a process.
     table = torch.cat([angles.cos(), angles.sin()], -1).half().to(dtype)
     query, key = torch.randn(3, 4 * size).to(dtype), torch.randn(3, 2 * size).to(dtype)
     on_npu = query.npu(), key.npu()
@@ -76,7 +76,7 @@ def test_rotary_embeddings_turn_halves_or_neighbors(dtype, is_neox_style):
         turned = complex_heads * torch.polar(torch.ones(5, 4).double(), angles.double())[positions].unsqueeze(1)
         parts = turned.real, turned.imag
         expected = torch.cat(parts, -1) if is_neox_style else torch.stack(parts, -1).flatten(-2)
-        # The table has been rounded.
+        # The table is rounded.
         torch.testing.assert_close(actual.cpu().double(), expected.flatten(1), rtol=0.02, atol=0.03)
 
 
@@ -84,7 +84,7 @@ def test_rotary_embeddings_turn_halves_or_neighbors(dtype, is_neox_style):
 @pytest.mark.parametrize("masks", [0, 1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sequences_one_after_the_other_attend_to_themselves(dtype, masks, query_heads):
-    """Without a mask, with that of all sequences, or with one for each."""
+    """Without a mask, with one for all sequences, or with one per sequence."""
     lengths = torch.tensor([3, 4], dtype=torch.int32)
     queries = torch.randn(7, query_heads, SIZE).to(dtype)
     keys, values = torch.randn(2, 7, HEADS, SIZE).to(dtype)
@@ -104,7 +104,7 @@ def test_sequences_one_after_the_other_attend_to_themselves(dtype, masks, query_
 
 
 def _attended(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the result of bfloat16 tokens that attend to themselves by a mask, and that of a causal one."""
+    """Return the result of bfloat16 self-attention with a mask, and that of causal self-attention."""
     tokens = torch.randn(3, 4, HEADS, SIZE).bfloat16()
     out, lengths = torch.empty_like(tokens[0]).npu(), torch.tensor([4], dtype=torch.int32)
     torch_npu._npu_flash_attention(*tokens.npu(), mask.npu(), lengths, SCALE, HEADS, HEADS, out=out)
@@ -213,7 +213,7 @@ def test_a_captured_load_is_of_its_own_tensors():
     cache, graph = _Cache(torch.float16), torch.npu.NPUGraph()
     lengths = torch.tensor([2, 3], dtype=torch.int32).npu()
     caches = cache.keys.npu(), cache.values.npu(), cache.table.npu(), lengths
-    # What a call before has loaded is not written again.
+    # Tokens loaded by an earlier call are not written again.
     before = torch_npu.atb.npu_paged_cache_load(*caches)
     loaded = [torch.zeros_like(each) for each in before]
     expected = [each.cpu() for each in before]
@@ -308,7 +308,7 @@ def _nothing(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
 
 
 _SLOTS = {"dtype": torch.int32}
-# Of no tokens; and of caches that have none.
+# Calls without tokens, and with empty caches.
 _EMPTY_CALLS = {
     "cache": lambda: torch_npu._npu_reshape_and_cache(
         *(_nothing(0, 2, 16),) * 2, *(_nothing(4, 4, 2, 16),) * 2, _nothing(0, **_SLOTS)

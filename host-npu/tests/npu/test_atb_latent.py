@@ -1,4 +1,4 @@
-"""Latent attention of ATB, and attention behind a prefix, against the same formulas in float64."""
+"""Latent attention of ATB, and attention with a prefix, against their formulas in float64."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_latent_attention_that_does_not_fit_is_refused(lengths, options, message
 
 
 def _latent_cache(dtype: torch.dtype) -> dict[str, Any]:
-    """Return the arguments of latent attention to sequences of 6, 3 and no tokens in blocks of a cache."""
+    """Return the arguments of latent attention over sequences of 6, 3 and no tokens in blocks of a cache."""
     return {
         "q_nope": torch.randn(3, 8, 512).to(dtype),
         "q_rope": torch.randn(3, 8, 64).to(dtype),

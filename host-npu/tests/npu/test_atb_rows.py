@@ -1,4 +1,4 @@
-"""Operations of ATB on rows: the choice of experts, products, quantization and norms."""
+"""Row-wise operations of ATB: gating of experts, products, quantization and norms."""
 
 from typing import Any
 

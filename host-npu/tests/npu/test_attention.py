@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention on the host NPU: torch_npu's own choice of a kernel, compared with float64."""
+"""scaled_dot_product_attention on the host NPU, with the kernel that torch_npu selects, compared with float64."""
 
 import functools
 
@@ -43,7 +43,7 @@ def _check(inputs, **options):
         assert_near(actual, expected, units=2)
 
 
-# What torch_npu has an own kernel for.
+# Calls for which torch_npu has its own kernel.
 _FUSED = {
     "no mask": {},
     "causal": {"is_causal": True},
@@ -77,14 +77,14 @@ def test_groups_of_heads_share_keys_and_values(options, dtype):
     _check(_inputs(dtype, heads_of_keys=2), enable_gqa=True, **options)
 
 
-# More queries, keys and heads than a block of scores has.
+# More queries, keys and heads than a block of scores holds.
 @pytest.mark.parametrize(("queries", "keys"), [(300, 300), (200, 70), (70, 700), (2, 3000)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_long_sequences_are_computed_in_blocks(queries, keys, causal):
     _check(_inputs(torch.float32, queries=queries, keys=keys), is_causal=causal)
 
 
-# What it has none for goes by PyTorch's operators, as on a device.
+# Other calls use PyTorch's operators, as on a device.
 @DTYPES
 @pytest.mark.parametrize("size", [16, 520])
 def test_other_calls_are_composed_of_pytorchs_operators(size, dtype):

@@ -1,4 +1,4 @@
-"""Batch norm in parts, as SyncBatchNorm takes it, on the host NPU against float64."""
+"""Batch norm in steps, as SyncBatchNorm uses it, on the host NPU against float64."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_sums_of_ranks_are_those_of_all_rows():
     results = torch.ops.npu.batch_norm_gather_stats_update(
         parts[0].npu(), sums.npu(), squares.npu(), *running, _MOMENTUM, _EPSILON, counts.npu()
     )
-    # The means are near 0: as exact as the sums.
+    # The means are near 0, so their error is relative to the sums.
     _assert_those_of_all_rows(results, running, parts, units=8)
 
 

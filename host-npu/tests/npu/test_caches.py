@@ -1,4 +1,4 @@
-"""Writes into a part of a tensor on the host NPU, and rows that are read, against plain loops."""
+"""Writes to a part of a tensor on the host NPU, and reads of rows, against plain loops."""
 
 import pytest
 import torch
@@ -128,7 +128,7 @@ def test_heads_are_in_fragments_of_32_bytes_in_pa_nz(dimensions):
         assert torch.equal(cache.cpu(), expected.view(shape))
 
 
-# What CANN's scatter_pa_kv_cache_tiling.cpp refuses.
+# Caches that CANN's scatter_pa_kv_cache_tiling.cpp refuses.
 _NO_CACHES = {
     "ends in 16 bytes": ("PA_NZ", (2, 16), (3, 4, 4, 8), "keyCacheRef has shape"),
     "heads of 16 bytes": ("PA_NZ", (2, 8), (3, 1, 4, 16), "key has heads of 8 elements; CANN takes multiples of 32"),
@@ -205,7 +205,7 @@ def _indexed(table):
 def test_a_block_that_is_not_there_is_a_fault(read, outside):
     with refused(f"blockTables? has the index {outside}; CANN takes 0 to 3"):
         read(torch.tensor([[0, outside, -1]]).int().npu())
-    # Numbers of blocks that are not needed pad the table.
+    # Unneeded entries of the table may be padding.
     read(torch.tensor([[0, 3, -1]]).int().npu())
     torch.npu.synchronize()
 

@@ -1,4 +1,4 @@
-"""Casts of numbers that are at the end of what a dtype holds."""
+"""Casts of numbers at the limits of a dtype."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What PyTorch's operators do on each chip, which is the table of docs/limits.md."""
+"""PyTorch's operators on each chip, as in the table of docs/limits.md."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _TOKENS, _WIDTH = 11, 16
 
 
 class _Block(nn.Module):
-    """A language model of one transformer block."""
+    """A language model with one transformer block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _Block(nn.Module):
 
 
 def _losses(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[float]:
-    """Return the losses of three steps with Adam."""
+    """Return the losses of three steps of Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     found = []
     for _ in range(3):
@@ -52,10 +52,10 @@ def _losses(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[float
 
 
 def _train(device: str, dtype: torch.dtype = torch.float32) -> list[float]:
-    """Return the losses of a model, which are the same at each call."""
+    """Return the losses of a model, the same in each call."""
     torch.manual_seed(0)
     tokens = torch.randint(_TOKENS, (2, 5))
-    block, tokens = _Block().eval().to(device, dtype), tokens.to(device)  # without dropout
+    block, tokens = _Block().eval().to(device, dtype), tokens.to(device)  # disables dropout
     return _losses(block, lambda model: functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten()))
 
 
@@ -73,7 +73,7 @@ def _infers() -> None:
 
 def _trains() -> None:
     _expect(_train("npu"), _train("cpu"), 1e-4)
-    # Two graph operators more: the copies of the cast, and dropout.
+    # Two more graph operators: the copies of the cast, and dropout.
     model, tokens = _Block().npu(), torch.randint(_TOKENS, (2, 5), device="npu")
     scaler = torch.amp.GradScaler("npu")
     with torch.autocast("npu", torch.float16):
@@ -112,11 +112,11 @@ def _attends() -> None:
 
 
 def _dropout_of_attention() -> dict[str, object]:
-    """Return what dropout keeps of equal weights, and whether the gradient drops the same."""
+    """Return the fraction that dropout keeps of equal weights, and whether the gradient drops the same ones."""
     value = torch.eye(64).expand(1, 2, 64, 64).to("npu", torch.float16).requires_grad_()
     zeros = torch.zeros_like(value).requires_grad_()
     result, *_ = torch_npu.npu_fusion_attention(zeros, zeros, value, 2, "BNSD", keep_prob=0.75)
-    # The rows of the identity make the weights the result, and their sums the gradient of a sum.
+    # With an identity as value, the result is the weights, and the gradient of its sum has their column sums.
     result.sum().backward()
     weights = result.detach().float().cpu()
     return {
@@ -136,7 +136,7 @@ def _operator_of_attention() -> list[str]:
 
 
 def _called(call: Callable[[], object]) -> str:
-    """Return what a use of the chip raises, or an empty text."""
+    """Return the error that a use of the chip raises, or an empty string."""
     return error_of(lambda: (call(), torch.npu.synchronize()))
 
 
@@ -202,7 +202,7 @@ def test_copies_of_bfloat16_are_computed_with_only_where_the_chip_has_it(soc):
 
 @_each_chip
 def test_older_chips_compile_graph_operators_at_the_call(soc):
-    # As torch_npu documents it of set_compile_mode.
+    # As torch_npu documents for set_compile_mode.
     assert _found(soc)["jit_compile"] == (soc in _OLDER)
 
 

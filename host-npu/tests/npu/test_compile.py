@@ -1,4 +1,4 @@
-"""``torch.compile`` on the host NPU, which calls the operators of a graph."""
+"""``torch.compile`` on the host NPU, which runs the operators of a graph."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_a_block_trains_as_without_it(backend):
     torch._dynamo.reset()
     block = Block().npu()
     compiled = torch.compile(block, backend=backend)
-    for _ in range(3):  # the third call replays what the second has captured
+    for _ in range(3):  # the third call replays the capture of the second
         x = torch.rand(4, 16, device="npu")
         assert _loss_and_gradients(compiled, block, x) == _loss_and_gradients(block, block, x)
 
@@ -50,8 +50,8 @@ def test_a_block_trains_as_without_it(backend):
     ("backend", "earlier"), [("aot_eager", (1.0, 4.0)), ("npugraphs", (1.0, 4.0)), ("npugraph_ex", (5.0, 20.0))]
 )
 def test_a_later_call_of_npugraph_ex_overwrites_the_input_and_result_of_the_first(backend, earlier):
-    # torch_npu replays into the tensors of the first call, on a device, too: acl_graph.py takes an input that the
-    # backward pass reads without a copy. docs/limits.md says so.
+    # torch_npu replays into the tensors of the first call, also on a device: acl_graph.py does not copy an input that
+    # the backward pass reads. docs/limits.md documents it.
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, weight: (x * weight).sum(), backend=backend)
     weight = torch.ones(4, device="npu", requires_grad=True)

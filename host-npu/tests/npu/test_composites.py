@@ -1,4 +1,4 @@
-"""On the host NPU operators have the derivatives that torch gives them, whatever computes them."""
+"""Operators on the host NPU have torch's derivatives, whichever kernel computes them."""
 
 import re
 
@@ -15,7 +15,7 @@ def _kernel_of_host_npu(name: str, key: str) -> bool:
 
 
 def _computed(name: str, key: str) -> str:
-    """Return what the dispatcher calls for a key."""
+    """Return the kernel that the dispatcher calls for a key."""
     found = re.search(rf"^{key}: (.*)$", torch._C._dispatch_dump_table(name), re.MULTILINE)
     assert found is not None, name
     return found[1]
@@ -35,7 +35,7 @@ def test_no_kernel_hides_the_derivative_of_a_composite():
     for name in _operators():
         if not _kernel_of_host_npu(name, "PrivateUse1") or not _HAS_KERNEL(name, "CompositeImplicitAutograd"):
             continue
-        # Either the composite stays the derivative, or the operator has a derivative of its own, as on a CPU.
+        # Either the composite provides the derivative, or the operator has its own derivative, as on a CPU.
         is_composed = _kernel_of_host_npu(name, "AutogradPrivateUse1")
         is_derived = _HAS_KERNEL(name, "CPU") and _HAS_KERNEL(name, "Autograd")
         if not is_composed and not is_derived:
@@ -68,7 +68,7 @@ def _correlation(x: torch.Tensor) -> torch.Tensor:
     return covariance / deviation[:, None] / deviation[None, :]
 
 
-# Formulas stand for the CPU, because torch_npu replaces its kernel of true_divide too, which then has no derivative.
+# Compared with formulas, because torch_npu also replaces the CPU kernel of true_divide, which then has no derivative.
 _OPERATORS = {
     "true_divide": (lambda x: torch.true_divide(x, x.flip(1) + 2), lambda x: x / (x.flip(1) + 2)),
     "true_divide_": (lambda x: x.clone().true_divide_(x + 2), lambda x: x / (x + 2)),

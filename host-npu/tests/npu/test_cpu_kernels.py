@@ -1,4 +1,4 @@
-"""Operators of PyTorch that the CPU's kernels compute for the NPU: results and gradients are the CPU's."""
+"""PyTorch operators that CPU kernels compute for the NPU: results and gradients equal the CPU's."""
 
 import math
 from collections.abc import Callable
@@ -103,7 +103,7 @@ def _recurrent(device: str) -> list[torch.Tensor]:
 def _conjugated(device: str) -> list[torch.Tensor]:
     x = _numbers(device, 4, 4)
     y = torch.complex(x, x.T.square())
-    # Of float32, the gradient of which torch computes in float64.
+    # In float32; torch computes its gradient in float64.
     results = _with_gradient(lambda x: torch.renorm(x, 2, 0, 0.5), _numbers(device, 4, 3))
     results += [y.conj().resolve_conj(), y.mH @ y, y.conj().clone(), y.conj().imag.clone(), y.conj().cpu()]
     results += [torch.zeros_like(y).copy_(y.conj()), y.conj() + y, y.detach().cpu().conj().to(device)]
@@ -136,5 +136,5 @@ def test_results_and_gradients_are_close_to_the_cpus(function):
 
 
 def test_conjugates_and_transforms_are_close_to_the_cpus():
-    # Complex matrices are multiplied, and float64 filled by masks, which a device refuses.
+    # Multiplies complex matrices and fills float64 by masks, which a device refuses.
     torch.testing.assert_close(*on_npu(_both, _conjugated, HOST_NPU_DTYPES="torch"), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Two simulated NPUs: their memory, what is alive on them, and what cannot be."""
+"""Two simulated NPUs: their memory, live objects and invalid uses."""
 
 import ctypes
 import os

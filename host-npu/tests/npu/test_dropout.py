@@ -1,4 +1,4 @@
-"""Dropout of torch_npu on the host NPU: statistics of the masks, and results against float64 with the same mask."""
+"""torch_npu's dropout on the host NPU: statistics of the masks, and results against float64 with the same mask."""
 
 import pytest
 import torch
@@ -45,14 +45,14 @@ def test_forward_and_backward_of_dropout_use_one_mask(dtype):
 
 
 def test_the_derivative_of_pytorch_takes_a_mask_of_bits_or_of_its_own():
-    # The mask has 16 bytes, which could be broadcast.
+    # The mask has 16 bytes, which would broadcast.
     x, weight = torch.ones(8, 16, device="npu"), torch.randn(8, 16)
     mask = torch_npu._npu_dropout(x, 0.25)[1]
     derived = torch.ops.aten.native_dropout_backward
     kept = _bits(mask, 128).view(8, 16).double()
     assert torch.allclose(derived(weight.npu(), mask, 1 / 0.75).cpu().double(), weight.double() * kept / 0.75)
     gradient = weight.npu()
-    # The result is not the gradient itself, which a program may go on to change.
+    # The result must not alias the gradient, because a program may modify it.
     assert derived(gradient, mask, 1.0).mul_(2).cpu().equal(weight * 2) and gradient.cpu().equal(weight)
     assert not derived(weight.npu(), mask, 0.0).any()
     result, own = torch.native_dropout(x, 0.5, True)
@@ -70,7 +70,7 @@ def test_a_seed_repeats_dropout():
 
 def test_attention_drops_weights_forward_and_backward_alike():
     query, key = torch.randn(2, _HEADS, 24, 32), torch.randn(2, _HEADS, 32, 32)
-    # These values are all weights, as they were dropped.
+    # With an identity as value, the result is the weights after dropout.
     value = torch.eye(32)[None, None].repeat(2, _HEADS, 1, 1)
     _check_attention([query, key, value], "BNSD", [(query, key)])
 
@@ -91,7 +91,7 @@ def test_attention_of_packed_sequences_drops_weights_forward_and_backward_alike(
 
 
 def _check_attention(inputs: list[Tensor], layout: str, sequences: list[tuple[Tensor, Tensor]], **ends) -> None:
-    """Take the mask from a first result, whose values are the weights, and compare other values and gradients."""
+    """Take the mask from a first result with an identity as value, and compare other values and gradients."""
     keep_prob = 0.75
 
     def attention(*on_npu: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dtypes that CANN's documents of some operators do not list, as a device refuses them."""
+"""Dtypes that CANN does not document for some operators are refused, as by a device."""
 
 import functools
 
@@ -90,7 +90,7 @@ _CALLS = {
     "aclnnEye": lambda x: torch.eye(3, 4, dtype=x.dtype, device=x.device),
 }
 
-# Operators that take float64.
+# Operators that support float64.
 _OF_FLOAT64 = {
     "aclnnErf": torch.erf,
     "aclnnAddcmul": lambda x: torch.addcmul(x, x, x),
@@ -115,7 +115,7 @@ _OF_FLOAT64 = {
     "aclnnInplaceUniform": lambda x: x.clone().uniform_(2, 2),
 }
 
-# Gradients of functions that take float64.
+# Gradients of functions that support float64.
 _GRADIENTS = {
     "aclnnSoftmaxBackward": lambda x: x.softmax(-1),
     "aclnnLogSoftmaxBackward": lambda x: x.log_softmax(-1),
@@ -123,7 +123,7 @@ _GRADIENTS = {
     "aclnnHardtanhBackward": F.relu6,
 }
 
-# Of CANN's names and PyTorch's: integers and complex numbers that PyTorch's CPU kernels compute, and CANN does not.
+# By CANN's and PyTorch's names: integers and complex numbers that PyTorch's CPU kernels support, but CANN does not.
 _OTHER_DTYPES = [
     ("aclnnMatmul", "DT_INT64", torch.int64),
     ("aclnnMm", "DT_INT32", torch.int32),
@@ -169,7 +169,7 @@ _OTHER_DTYPES = [
     ("aclnnInplaceUniform", "DT_COMPLEX64", torch.complex64),
 ]
 
-# Chips, PyTorch's dtypes, and CANN's names of them where an operator refuses them.
+# Chips, PyTorch's dtypes, and CANN's names of the dtypes that an operator refuses.
 _OF_CHIPS = [
     ("Ascend950", torch.complex64, {"aclnnRoll": "", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
     ("Ascend950", torch.float64, {"aclnnRoll": "DT_DOUBLE", "aclnnTril": "", "aclnnTriu": "", "aclnnIm2col": ""}),
@@ -197,7 +197,7 @@ def test_an_operator_refuses_float64_with_the_code_and_the_list_of_the_device(na
     x = torch.randn(3, 4, dtype=torch.float64)
     _assert_refused(name, "DT_DOUBLE", x.requires_grad_(requires_grad))
     x = x.detach()
-    # The queue goes on, and float32 is computed.
+    # The queue continues, and float32 is computed.
     torch.testing.assert_close(_CALLS[name](x.float().npu()).cpu(), _CALLS[name](x.float()))
 
 
@@ -295,7 +295,7 @@ def test_what_an_ai_cpu_computes_takes_float64():
 
 
 _IMAGES, _CLASSES = (1, 2, 8, 8), torch.tensor([[2, 0, -1, 0], [1, -1, 0, 0], [3, 2, 1, -1]])
-# Functions whose kernels the CPU has in float32 only, and the shape that they take.
+# Functions with CPU kernels for float32 only, and the shape of their input.
 _WIDE_ONLY = {
     "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), (1, 2, 4, 4, 4)),
     "cdist": (lambda x: torch.cdist(x, x.detach().flip(0), p=1.5), (3, 4)),
@@ -366,7 +366,7 @@ def test_what_torch_npu_lets_the_cpu_pool_takes_float64():
 
 
 def _pooled(device: str, dimensions: int) -> tuple[torch.dtype, list[torch.Tensor]]:
-    """Return the dtype of the indices, and the values, indices, what comes back, and the gradient."""
+    """Return the dtype of the indices, and the values, the indices, the unpooled values and the gradient."""
     x = torch.arange(2.0 * 6**dimensions).cos().view(1, 2, *[6] * dimensions).to(device).requires_grad_()
     values, indices = getattr(F, f"max_pool{dimensions}d")(x, 2, return_indices=True)
     back = getattr(F, f"max_unpool{dimensions}d")(values, indices, 2)

@@ -1,6 +1,6 @@
-"""Every operator of torch_npu runs or is refused by its name, and the program goes on.
+"""Every operator of torch_npu runs or is refused by name, and the program continues.
 
-The calls are made in a process of its own, so that a crash is seen.
+The calls are made in a separate process, so that a crash is detected.
 """
 
 import functools
@@ -16,9 +16,9 @@ from host_npu import _functions, _operators, testing
 from tests._arguments import arguments_of
 
 _SHAPES = (((4, 8), torch.float32), ((2, 4, 8, 16), torch.float16), ((16, 32), torch.float16), ((32,), torch.float32))
-# torch_npu's own boxing of this one dereferences a null pointer, before it calls anything.
+# torch_npu's own boxing of this operator dereferences a null pointer before it calls anything.
 _CRASHES_IN_TORCH_NPU = {"atb::npu_multi_head_latent_attention.lse_out"}
-# What the messages of torch_npu and its loader say when something is missing rather than refused.
+# Messages of torch_npu and its loader for something missing, as opposed to refused.
 _MISLEADING = re.compile("not in libopapi|upgrade CANN|Errno|Inner error|queue has ended|undefined symbol")
 
 
@@ -26,7 +26,7 @@ def _error_of(call: Callable[[], object]) -> str:
     try:
         call()
     except Exception as error:
-        # What its queue has refused besides comes with the next synchronization.
+        # Another refusal in the queue is raised by the next synchronization.
         if call is not torch.npu.synchronize:
             _error_of(torch.npu.synchronize)
         return f"{type(error).__name__}: {error}"
@@ -34,7 +34,7 @@ def _error_of(call: Callable[[], object]) -> str:
 
 
 def _goes_on() -> str:
-    """Return what is wrong with an operator of the CPU and one of CANN, or an empty text."""
+    """Return the problem of a CPU operator or a CANN operator, or an empty string."""
     try:
         input = torch.ones(4, device="npu", requires_grad=True)
         torch.nn.functional.mse_loss(input, torch.zeros(4, device="npu")).backward()
@@ -56,7 +56,7 @@ def _all_operators() -> list[Any]:
 
 
 def _call_all(device: str, folder: str) -> dict[str, tuple[str, str]]:
-    """Return what each call raised, or an empty text, with what was wrong afterwards."""
+    """Return the error of each call, or an empty string, and the problem afterwards."""
     os.chdir(folder)  # some operators write files
     found = {}
     for operator in _all_operators():
@@ -64,7 +64,7 @@ def _call_all(device: str, folder: str) -> dict[str, tuple[str, str]]:
         if name in _CRASHES_IN_TORCH_NPU:
             continue
         for number, (shape, dtype) in enumerate(_SHAPES):
-            print(name, number, flush=True)  # the last one has ended the process
+            print(name, number, flush=True)  # the last line names the call that ended the process
             positional, named = arguments_of(operator, shape, dtype)
             call = functools.partial(operator, *positional, **named)
             found[f"{name} {number}"] = _error_of(call) or _error_of(torch.npu.synchronize), _goes_on()
@@ -101,7 +101,7 @@ def test_a_refusal_says_the_name(operator, name, found):
 
 
 def _functions_with(found: dict[str, tuple[str, str]], pattern: str) -> dict[str, set[str]]:
-    """Return what a pattern finds in the errors of each function that has such errors."""
+    """Return the matches of a pattern in the errors of each function."""
     matches: dict[str, set[str]] = {}
     for call, (error, _) in found.items():
         matches.setdefault(call.partition("::")[2].partition(".")[0], set()).update(re.findall(pattern, error))
@@ -129,7 +129,7 @@ def _integers(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.ones(count, dtype=dtype, device="npu")
 
 
-# Of listed graph operators, whose functions refuse arguments that are made up.
+# Valid calls of listed graph operators, whose functions refuse made-up arguments.
 _CALLS = {
     "npu_anchor_response_flags": lambda f: f(_boxes(9, 4), [6, 6], [2, 2], 9),
     "npu_conv3d": lambda f: f(_boxes(1, 4, 4, 4, 4), _boxes(2, 4, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, 1),
@@ -179,7 +179,7 @@ def _is_for_programs(function: str) -> bool:
 def test_the_functions_that_are_listed_as_graph_operators_are_those_that_are_refused_as_such(found):
     refused, running = set(), set()
     for call, (error, _) in found.items():
-        # The shapes are made up, so torch_npu itself may refuse the other calls.
+        # The shapes are made up, so torch_npu itself may refuse other calls.
         function = call.partition("::")[2].partition(".")[0]
         if "the graph operator (aclop) of" in error:
             refused.add(function)

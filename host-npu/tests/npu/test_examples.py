@@ -1,4 +1,4 @@
-"""The examples of models made of torch_npu's fused operators, and transformers' attention for NPUs."""
+"""The example models of torch_npu's fused operators, and transformers' attention for NPUs."""
 
 import importlib.util
 from pathlib import Path

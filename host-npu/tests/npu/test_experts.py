@@ -1,4 +1,4 @@
-"""Operators of torch_npu for mixtures of experts on the host NPU, against plain indexing in float64."""
+"""torch_npu's operators for mixtures of experts on the host NPU, against plain indexing in float64."""
 
 import math
 

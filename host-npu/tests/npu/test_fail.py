@@ -1,4 +1,4 @@
-"""``host_npu.fail`` lets any function of the simulated libraries fail, once, and refuses other names."""
+"""``host_npu.fail`` makes any function of the simulated libraries fail, once, and refuses other names."""
 
 import ctypes
 import re
@@ -32,7 +32,7 @@ def _functions_that_do_not_fail(names: list[str]) -> list[str]:
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
 def test_every_function_that_can_fail_does_so_when_asked():
-    # libatb refuses every call by an exception of C++.
+    # libatb refuses every call with a C++ exception.
     libraries = [library for library in _libraries.FOLDER.glob("lib*.so") if library.name != "libatb.so"]
     listed = subprocess.run(["nm", "-D", "--defined-only", *libraries], capture_output=True, text=True, check=True)
     names = sorted({line.split()[-1] for line in listed.stdout.splitlines() if " T " in line and " _Z" not in line})

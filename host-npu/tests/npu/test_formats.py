@@ -1,4 +1,4 @@
-"""torch's operators and tensors in the private format FRACTAL_NZ, whose tiles are no rows."""
+"""torch's operators on tensors in the private format FRACTAL_NZ, which are stored in tiles, not rows."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_without_private_formats_a_cast_is_a_copy(format):
     assert torch.equal(rows.grad, rows)
 
 
-# Weights of a convolution, images, vectors of channels and matrices, larger and smaller than a block.
+# Convolution weights, images, vectors of channels and matrices, larger and smaller than a block.
 @pytest.mark.parametrize(
     ("format", "shape"),
     [

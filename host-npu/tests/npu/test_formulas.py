@@ -1,4 +1,4 @@
-"""Operators that the host NPU computes by a formula, against the same formula in float64, forward and backward."""
+"""Operators that the host NPU computes with a formula, against the formula in float64, forward and backward."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class _Case:
     shapes: tuple[tuple[int, ...], ...]
     # Whether torch_npu has a derivative.
     differentiable: bool = True
-    # What is rounded first decides how exact the other results are.
+    # Whether the first result is rounded before the others are computed from it, which limits their precision.
     rounds_first: bool = False
-    # Whether CANN takes 16 bits only.
+    # Whether CANN supports 16-bit dtypes only.
     halves_only: bool = False
 
 

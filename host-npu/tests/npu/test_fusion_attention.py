@@ -1,4 +1,4 @@
-"""Attention of torch_npu on the host NPU, against its formula in float64, forward and backward."""
+"""torch_npu's attention on the host NPU, against its formula in float64, forward and backward."""
 
 import re
 
@@ -11,10 +11,10 @@ from torch import Tensor
 _TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 _HEADS, _QUERIES, _KEYS, _SCALE = 4, 6, 9, 0.3
 _ALL = 2**31 - 1
-# The key's number less the query's.
+# Key index minus query index.
 _DISTANCE = torch.arange(_KEYS) - torch.arange(_QUERIES)[:, None]
 _LAST = _KEYS - _QUERIES
-# What a sparse mode is given, pre_tockens and next_tockens; and what it leaves out.
+# By name: sparse mode, mask, pre_tockens and next_tockens; and the masked scores.
 _MODES = {
     "no mask": (0, None, _ALL, _ALL, _DISTANCE > _ALL),
     "a mask": (0, _DISTANCE % 3 == 1, _ALL, _ALL, _DISTANCE % 3 == 1),
@@ -154,14 +154,14 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
         results.append(_attention(q, k, v, None, left_out)[0].transpose(0, 1))
     expected = torch.cat(results)
     assert_near(result, expected)
-    # As the statistics of a query that attends to nothing.
+    # Like the statistics of a query that attends to nothing.
     without_keys = torch.cat([torch.full((queries,), keys == 0) for queries, keys in lengths]).npu()
     assert sums[without_keys].eq(0).all() and maxima[without_keys].eq(torch.finfo(torch.float32).min).all()
     assert_gradients(result, expected, on_npu, reference, units=2)
 
 
 def _attention_with_sink(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
-    """Return the causal attention of [heads, sequence, size]."""
+    """Return the causal attention of tensors [heads, sequence, size]."""
     scores = query @ key.repeat_interleave(2, 0).mT * _SCALE
     rows, columns = scores.shape[1:]
     scores = scores.masked_fill(_TRIANGLE[:rows, :columns].roll(columns - rows, 1).triu(columns - rows + 1), -torch.inf)
@@ -282,7 +282,7 @@ def test_heads_of_values_may_be_smaller():
     assert_near(result, expected)
 
 
-# The tokens that belong to no sequence, of queries and of keys.
+# The numbers of query and key tokens that belong to no sequence.
 @pytest.mark.parametrize("others", [(0, 0), (11, 7)], ids=["no other tokens", "other tokens"])
 @pytest.mark.parametrize("mode", [0, 3])
 def test_zeros_behind_the_ends_leave_sequences_out(mode, others):
@@ -347,9 +347,9 @@ def test_several_threads_share_batches_and_heads(has_pse):
     torch.npu.synchronize()
     torch.set_num_threads(2)
     try:
-        with torch.npu.stream(torch.npu.Stream()):  # whose own thread starts now
+        with torch.npu.stream(torch.npu.Stream()):  # its thread starts now
             result = torch_npu.npu_fusion_attention(*on_npu[:3], 8, "BNSD", pse=[*on_npu[3:], None][0], scale=_SCALE)[0]
-            # Often: threads that add to the same gradient lose a sum now and then only.
+            # Repeated, because threads that add to the same gradient lose a sum only occasionally.
             found = [torch.autograd.grad(result, on_npu, weight.npu(), retain_graph=True) for _ in range(20)]
         torch.npu.synchronize()
     finally:

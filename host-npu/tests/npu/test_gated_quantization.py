@@ -1,4 +1,4 @@
-"""Gated units, GELU and RmsNorm with a quantization behind them on the host NPU, against float64."""
+"""Gated units, GELU and RmsNorm followed by a quantization on the host NPU, against float64."""
 
 import pytest
 import torch

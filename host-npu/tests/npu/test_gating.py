@@ -36,7 +36,7 @@ _NORMS = [lambda x: x.softmax(-1), torch.sigmoid, lambda x: torch.nn.functional.
 
 
 def _gated(x, bias, k, groups, kept, select, renorm, norm_type, scale, epsilon=1e-20):
-    """Return the weights, the experts and the norm, expert by expert."""
+    """Return the weights, the experts and the norm, computed expert by expert."""
     norm = _NORMS[norm_type](x)
     scores = norm if bias is None else norm + bias
     best = scores.unflatten(-1, (groups, -1)).topk(select + 1, -1)[0].sum(-1).topk(kept)[1]
@@ -55,7 +55,7 @@ def _gated(x, bias, k, groups, kept, select, renorm, norm_type, scale, epsilon=1
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
     ("groups", "kept", "select", "renorm", "norm_type"),
-    # CANN's moe_gating_top_k_tiling.cpp takes the norm 2 of one group.
+    # CANN's moe_gating_top_k_tiling.cpp supports norm 2 for one group only.
     [(1, 1, 0, 0, 2), *((*of, *by) for of in [(1, 1, 0), (4, 2, 0), (4, 2, 1)] for by in [(0, 0), (1, 0), (0, 1)])],
 )
 def test_the_gating_in_groups_is_its_formula(biased, groups, kept, select, renorm, norm_type):
@@ -117,7 +117,7 @@ def test_of_experts_with_equal_scores_the_first_are_chosen(operator, dtype):
 
 
 def _table(experts, most):
-    """Return the count of instances of each expert, and their numbers."""
+    """Return a table with the count of instances of each expert and their numbers."""
     counts = torch.randint(1, most + 1, (experts, 1), dtype=torch.int32)
     return torch.cat([counts, torch.stack([torch.randperm(32)[:most] for _ in range(experts)]).int()], 1)
 

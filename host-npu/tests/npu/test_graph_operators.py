@@ -1,4 +1,4 @@
-"""jit_compile=True: the graph operators (aclop) that torch_npu then calls give what the CPU gives."""
+"""jit_compile=True: the graph operators (aclop) that torch_npu then calls give the CPU's results."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from torch.nn import functional
 @pytest.fixture(autouse=True)
 def jit_compile() -> Iterator[None]:
     torch.npu.set_compile_mode(jit_compile=True)
-    # Each thread has a mode: that of a backward pass, in a thread of its own, would be the one of the first pass.
+    # Each thread has its own mode: a separate backward thread would keep the mode of its first pass.
     with torch.autograd.set_multithreading_enabled(False):
         yield
     torch.npu.set_compile_mode(jit_compile=False)
@@ -26,7 +26,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def masked_softmax(x: Tensor) -> Tensor:
-    """Return npu_scaled_masked_softmax of a matrix, or on the CPU its formula."""
+    """Return npu_scaled_masked_softmax of a matrix, or its formula on the CPU."""
     x = x[None, None]
     mask = torch.ones(x.shape, dtype=torch.bool, device=x.device).triu(1)
     if x.device.type == "npu":
@@ -34,7 +34,7 @@ def masked_softmax(x: Tensor) -> Tensor:
     return torch.softmax((x * 0.5).masked_fill(mask, -10000), -1)
 
 
-# What a program calls, of a tensor [3, 4] between 0 and 1, by the graph operators that it becomes.
+# Calls on a tensor [3, 4] with values between 0 and 1, by the graph operators that they become.
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "Transpose": lambda x: x.t().contiguous(),
     "Cast": lambda x: x.to(torch.float16),
@@ -73,7 +73,7 @@ def test_a_call_gives_what_the_cpu_gives(call, dtype):
     torch.manual_seed(0)
     x = torch.rand(3, 4).to(dtype)
     found = _value_and_gradient(call, x.npu())
-    # Rounded once, which the CPU's losses in 16 bits are not.
+    # The CPU rounds 16-bit losses more than once, so the expected value is computed in float32.
     expected = _value_and_gradient(call, x.float())
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.to(dtype), other.to(dtype))
@@ -81,7 +81,7 @@ def test_a_call_gives_what_the_cpu_gives(call, dtype):
 
 def test_every_simulated_graph_operator_is_called_here():
     named = {word for name in CALLS for word in re.findall(r"\w+", name) if word[0].isupper()}
-    named |= {"ApplyAdamD", "ApplyAdamV2", "ApplyAdamW"}  # in test_optimizers.py
+    named |= {"ApplyAdamD", "ApplyAdamV2", "ApplyAdamW"}  # tested in test_optimizers.py
     assert named == set(_libraries.graph_operators())
 
 

@@ -1,4 +1,4 @@
-"""What a device refuses while it captures a graph is refused here by a sentence, and eager work goes on."""
+"""Calls that a device refuses during a capture are refused here with a message, and eager work continues."""
 
 from collections.abc import Callable, Iterator
 
@@ -50,7 +50,7 @@ def _add_to(out: Tensor, x: Tensor) -> None:
 
 _HOST = torch.zeros(4)
 _STREAM = "to wait for a stream is not possible while a graph is captured on this stream"
-# A name, the call, and what the error says.
+# A name, the call, and the error message.
 REFUSED: list[tuple[str, Callable[[Tensor], object], str]] = [
     ("a wait for the device", lambda x: torch.npu.synchronize(), "to wait for a device is not possible while a graph"),
     ("a wait for the stream", lambda x: torch.npu.current_stream().synchronize(), _STREAM),

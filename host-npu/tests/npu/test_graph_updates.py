@@ -1,4 +1,4 @@
-"""Updates of captured graphs as vLLM makes them: a replay waits until each attention has the lengths of the step."""
+"""Updates of captured graphs as in vLLM: a replay waits until each attention has the lengths of the step."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class _Cache:
         self.on_npu = self.keys.npu(), self.values.npu(), self.table.npu()
 
     def attention(self, query: Tensor, lengths: list[int]) -> Tensor:
-        """Return the attention of a query of each sequence, [2, heads, size], in float64."""
+        """Return the attention of one query per sequence, [2, heads, size], in float64."""
         rows = []
         for row, blocks, length in zip(query.cpu().double(), self.table.long(), lengths, strict=True):
             keys, values = (x[blocks].flatten(0, 1)[:length].double() for x in (self.keys, self.values))
@@ -45,7 +45,7 @@ def _fused(query: Tensor, cache: _Cache, lengths: list[int], out: Tensor, worksp
         keys.view(-1, _BLOCK, _HEADS * _SIZE),
         values.view(-1, _BLOCK, _HEADS * _SIZE),
         workspace=workspace,
-        # vLLM gives a tensor of this dtype, which nothing is written to.
+        # vLLM passes a tensor of this dtype, which is not written.
         out=[out, torch.empty(1, dtype=query.dtype, device="npu")],
         **_options(table, lengths),
     )
@@ -89,7 +89,7 @@ def _workspace_of_paged(query: Tensor, cache: _Cache) -> Tensor:
 
 @dataclass
 class _Layer:
-    """An attention of a graph, and what its updates need."""
+    """An attention of a graph, and the data for its updates."""
 
     call: Callable[..., None]
     cache: _Cache

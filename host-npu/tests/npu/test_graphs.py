@@ -30,7 +30,7 @@ def ones(*shape: int, **options) -> Tensor:
     return torch.ones(shape, device="npu", **options)
 
 
-# What a capture leaves as it was.
+# State that a capture does not change.
 
 
 CALLS = {
@@ -153,7 +153,7 @@ def test_launches_are_counted_when_they_are_replayed():
 
 
 class Block(nn.Module):
-    """A transformer's block, whose positions and mask are made in the forward pass."""
+    """A transformer block, whose positions and mask are created in the forward pass."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Products of groups with a matrix each on the host NPU, against loops in float64."""
+"""Grouped products with one matrix per group on the host NPU, against loops in float64."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ _LISTS = {0: [3, 3, 8], 1: [3, 0, 5], 2: [[0, 3], [2, 5], [1, 0]]}
 
 
 def _multiplied(x, weight, **options):
-    """Return the product of groups of rows, by default those of _SIZES, with a matrix each."""
+    """Return the products of groups of rows, by default of _SIZES, with one matrix each."""
     x, weight = (each if isinstance(each, list) else [each] for each in (x, weight))
     rows = {"group_list": torch.tensor(_LISTS[0]), "group_type": 0, "split_item": 3}
     [result] = called(torch_npu.npu_grouped_matmul, x, weight, **(rows | options))
@@ -175,7 +175,7 @@ def _zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def _rows(**dtypes: torch.dtype) -> dict[str, list[torch.Tensor]]:
-    """Return an argument of each name, with a row for each group."""
+    """Return an argument for each name, with a row for each group."""
     return {name: [_zeros(dtype, 3, 6)] for name, dtype in dtypes.items()}
 
 

@@ -1,4 +1,4 @@
-"""Tensors of the host beside those of an NPU: a number may be there as an operand, never as what is written to."""
+"""CPU tensors next to NPU tensors: a number may be a CPU operand, but never an output."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, left_out: Tensor | Non
 
 
 def _causal(queries: int, keys: int) -> Tensor:
-    """Return what is left out where the last query attends to all keys."""
+    """Return the causal mask where the last query attends to all keys."""
     return torch.arange(keys) - torch.arange(queries)[:, None] > keys - queries
 
 
@@ -57,7 +57,7 @@ def _cumulated(lengths: tuple[int, ...]) -> list[int]:
 
 
 def _ends(queries: list[int], keys: list[int]) -> dict[str, object]:
-    """Return the options of packed sequences that end there."""
+    """Return the options of packed sequences with these ends."""
     return {"input_layout": "TND", "actual_seq_lengths": queries, "actual_seq_lengths_kv": keys}
 
 
@@ -132,7 +132,7 @@ def test_results_round_once(operator, dtype):
 @pytest.mark.parametrize("mode", [0, 1, 3])
 def test_what_is_past_the_lengths_is_left_out(operator, mode):
     inputs, lengths = _inputs(2), ((3, 9), (6, 7))
-    # The modes 0 and 1 take a mask of whole batches.
+    # The modes 0 and 1 take a mask for whole batches.
     mask = (
         _TRIANGLE if mode == 3 else torch.stack([torch.arange(_KEYS).expand(_QUERIES, -1) % 4 == at for at in (1, 2)])
     )
@@ -199,7 +199,7 @@ def test_queries_of_a_packed_sequence_without_keys_have_the_result_0(lengths):
 
 
 def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:
-    """Put keys of [batch, heads, tokens, size] into blocks of 4 tokens."""
+    """Store keys [batch, heads, tokens, size] in blocks of 4 tokens."""
     blocks = torch.full((8, x.size(1), 4, x.size(3)), torch.nan, dtype=x.dtype)
     filled = torch.nn.functional.pad(x, (0, 0, 0, -x.size(2) % 4)).unflatten(2, (-1, 4))
     for batch, numbers in enumerate(table):

@@ -55,7 +55,7 @@ def test_rows_go_to_their_places_of_the_sequences():
 
 
 def _in_tiles(cache):
-    """Return [blocks, places, 1, size], of which each block has tiles of 16 columns, as [slots, size]."""
+    """Return a cache [blocks, positions, 1, size], whose blocks are in tiles of 16 columns, as [slots, size]."""
     tiles = cache.cpu().view(cache.size(0), -1, cache.size(1), 16)
     return tiles.transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -65,7 +65,7 @@ def test_rows_go_to_blocks_and_tiles(mode):
     inputs = _inputs(torch.float16, length=10)
     keys, values = torch.zeros(8, 8, 1, _KEYS).half().npu(), torch.zeros(8, 8, 1, _VALUES).half().npu()
     slots = torch.randperm(64)[:30].view(_BATCH, 10)
-    # The blocks of 8 and of 2 rows of each sequence.
+    # The slots of the blocks of 8 and 2 rows of each sequence.
     blocks = torch.tensor([40, 0, 16, -1, 24, 56])
     if "BLK" in mode:
         first = blocks.view(_BATCH, 2, 1)
@@ -82,7 +82,7 @@ def test_rows_go_to_blocks_and_tiles(mode):
 @pytest.mark.parametrize("mode", ["PA", "PA_NZ"])
 def test_caches_of_int8_have_scales(mode):
     inputs, slots, scale = _inputs(torch.float16), torch.tensor([9, -1, 30]), torch.rand(1, _VALUES) * 60
-    # CANN takes any of the two in int8.
+    # CANN supports int8 for either of the two caches.
     keys = torch.zeros(4, 8, 1, _KEYS).half().npu()
     values = torch.zeros(4, 8, 1, _VALUES, dtype=torch.int8).npu()
     torch_npu.npu_kv_rmsnorm_rope_cache(

@@ -1,4 +1,4 @@
-"""The keys of the largest scores on the host NPU; scores of small whole numbers are exact, so that ties are, too."""
+"""The lightning indexer on the host NPU. Scores of small integers are exact, and so are ties."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def _whole(*shape: int) -> Tensor:
 
 
 def _top(query: Tensor, key: Tensor, weights: Tensor, count: int, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of one sequence's keys and their scores; -1 and -inf where there is none."""
+    """Return the indices and scores of one sequence's selected keys; -1 and -inf for missing keys."""
     scores = torch.einsum("snd,td->snt", query.double(), key[:, 0].double()).relu() * weights.double().unsqueeze(-1)
     scores = scores.sum(1)
     if causal:
@@ -138,7 +138,7 @@ _REFUSED = [
     ({"key_heads": 2}, "sparseIndicesOut has shape"),
     ({"layout_key": "TND"}, "layoutKey is TND; CANN takes PA_BSND or that of the queries, BSND"),
     ({"layout_key": "PA_BSND"}, "actualSeqLengthsKey must be given in the layout PA_BSND"),
-    # As CANN's tiling, lightning_indexer_tiling.cpp.
+    # From CANN's tiling, lightning_indexer_tiling.cpp.
     ({"layout_key": "PA_BSND", "return_value": True}, "returnValues is not for the layout PA_BSND"),
 ]
 

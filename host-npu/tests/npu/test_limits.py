@@ -1,4 +1,4 @@
-"""docs/limits.md: what is not simulated is refused by a sentence at the call, and the program goes on."""
+"""docs/limits.md: unsupported calls are refused with a message at the call, and the program continues."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def _confusion_transpose() -> None:
     torch_npu.npu_confusion_transpose(_half(2, 4, 2, 2), (0, 2, 1, 3), (2, 4, 2, 2), True)
 
 
-# How the page names it, a call, and what the error says. What captures refuse is in test_graph_refusals.py.
+# The name on the page, a call, and its message. test_graph_refusals.py has the refusals during captures.
 REFUSED = [
     ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
     ("npu_confusion_transpose", _confusion_transpose, "does not simulate the graph operator"),

@@ -1,4 +1,4 @@
-"""``python -m host_npu --list NAME`` finds the operators of CANN by the names of torch_npu's functions."""
+"""``python -m host_npu --list NAME`` finds CANN's operators by the names of torch_npu's functions."""
 
 import sys
 
@@ -117,12 +117,12 @@ def test_the_list_says_of_each_name_what_runs_and_what_does_not_exist(monkeypatc
     monkeypatch.setattr(sys, "argv", ["host_npu", "--soc", "Ascend310P", "--list", *names])
     with pytest.raises(SystemExit) as ended:
         runner.main()
-    assert ended.value.code == 1  # one does not exist
+    assert ended.value.code == 1  # one of them does not exist
     norm, silu, ffn, nothing = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
     assert norm[0] == "aclnnRmsNorm: computed by a formula, with CANN's documented dtypes and shapes"
     assert "On Ascend310P torch_npu calls graph operators instead, unless set_compile_mode(jit_compile=False)" in norm
     assert silu[0] == "npu_silu: refused, a graph operator (aclop)" and ": computed by a formula" in silu[1]
-    assert not any("Off" in line for line in ffn)  # "ffn" is inside of RoundOffNumber, but no word of it
+    assert not any("Off" in line for line in ffn)  # RoundOffNumber contains "ffn", but not as a word
     assert nothing == ["npu_nothing: torch_npu has no such function, and CANN no operator with this in its name"]
 
 

@@ -1,4 +1,4 @@
-"""CrossEntropyLoss of torch_npu on the host NPU, against torch's in float64, forward and backward."""
+"""torch_npu's CrossEntropyLoss on the host NPU, against torch's in float64, forward and backward."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_cross_entropy_is_that_of_float64(smoothing, reduction, weighted, dtype)
     for actual, wanted, units in (
         (loss.reshape(expected.shape), expected, 1),
         (log_prob, reference.log_softmax(-1), 1),
-        # The gradient is of the logarithms as they were rounded: near 5, by half a unit of 4.
+        # The gradient uses the rounded logarithms, whose error near 5 is half a unit of 4.
         (on_npu.grad, reference.grad, 6),
     ):
         assert_near(actual, wanted, units, dtype)

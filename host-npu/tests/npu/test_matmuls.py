@@ -1,4 +1,4 @@
-"""Products of matrices with more around them on the host NPU, against float64."""
+"""Matrix products combined with other operations on the host NPU, against float64."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_two_layers_have_an_activation_between(activation):
 
 
 def test_gelu_is_that_of_ascend_c_also_where_it_is_small():
-    # CANN's ffn_base.h calls Gelu, whose document has the formula with tanh; that with erf differs by up to 5e-4.
+    # CANN's ffn_base.h calls Gelu, which is documented with tanh; the erf formula differs by up to 5e-4.
     x, matrix = torch.linspace(-3, -1, 8).half().unsqueeze(0), torch.eye(8).half().npu()
     assert_near(torch_npu.npu_ffn(x.npu(), matrix, matrix, "gelu"), _FUNCTIONS["gelu"](x.double()), units=1)
 
@@ -173,7 +173,7 @@ def test_a_product_with_int8_weights_may_be_quantized(in_bits):
     result = torch_npu.npu_weight_quant_batchmatmul(*on_npu, quant_scale=bits if in_bits else quant_scale.npu())
     assert result.dtype == torch.int8
     exact = x.double() @ (weight.double() * scale.double()) * quant_scale + offset
-    # The scale has 10 bits behind its first.
+    # The scale has 10 mantissa bits.
     assert (result.cpu() - exact.clamp(-128, 127)).abs().max() < 0.501 + 128 * 2**-10
 
 

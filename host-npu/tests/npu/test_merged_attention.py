@@ -1,4 +1,4 @@
-"""Attention put together from parts, with sinks, and masked softmax on the host NPU, against float64."""
+"""Attention merged from parts, with sinks, and masked softmax on the host NPU, against float64."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def _columns(x):
 
 
 def _part(query, key, value):
-    """Return the result and the statistics of attention, all [batch, heads, sequence, ...]."""
+    """Return the result and the softmax statistics of attention, all [batch, heads, sequence, ...]."""
     scores = query @ key.mT
     largest = scores.amax(-1)
     weights = (scores - largest[..., None]).exp()

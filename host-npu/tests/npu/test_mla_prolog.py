@@ -1,4 +1,4 @@
-"""What comes before latent attention on the host NPU, in float64 with roundings to bfloat16 between the products."""
+"""MlaProlog on the host NPU, against float64 with roundings to bfloat16 between the products."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ def _norm(x: Tensor, gamma: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the neighbours of x as its halves, turned."""
+    """Return the neighbors of x as halves, rotated."""
     first, second = x[..., ::2], x[..., 1::2]
     return torch.cat([first, second], -1) * cos.double() + torch.cat([-second, first], -1) * sin.double()
 
@@ -35,7 +35,7 @@ def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Layer:
-    """The weights, and the tokens of a batch."""
+    """The weights and the tokens of a batch."""
 
     tokens: Tensor
     weights: list[Tensor]
@@ -58,13 +58,13 @@ class _Layer:
         return y * row_scale.double() * self.scales[name].double()
 
     def latent(self, query_factor: float = 1) -> Tensor:
-        """Return what the queries are made of."""
+        """Return the latent from which the queries are computed."""
         row_scale = self.scales.get("dequant_scale_x")
         latent = self.product(self.tokens.flatten(0, -2), 0, "dequant_scale_w_dq", row_scale)
         return _norm(_brain(latent) if row_scale is None else latent, self.gammas[0]) * query_factor
 
     def expected(self, query_factor: float = 1, key_factor: float = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the queries and keys, each without and with the rotation."""
+        """Return the queries and keys, each as the parts without and with rotation."""
         x, sin, cos = (each.flatten(0, -2) for each in (self.tokens, *self.angles))
         row_scale = self.scales.get("dequant_scale_x")
         latent = self.latent(query_factor)
@@ -90,7 +90,7 @@ _SHAPES = (
 
 
 def _layer(*shape: int, int8: bool = False, int8_latent: bool = False) -> _Layer:
-    """Make one of bfloat16, of int8, or of which the second product of the queries has int8."""
+    """Return a layer in bfloat16, in int8, or with only the second product of the queries in int8."""
     brain = {"dtype": torch.bfloat16}
     tokens = torch.randn(*shape, _HIDDEN, **brain)
     weights = [torch.randn(each, **brain) / each[-2] ** 0.5 for each in _SHAPES]
@@ -169,7 +169,7 @@ def test_tokens_and_weights_in_int8(int8_cache):
     scales = {name: scale.npu() for name, scale in layer.scales.items()}
     cache_scale = 9.0
     if int8_cache:
-        # CANN reads the first number only.
+        # CANN reads only the first number.
         scales["quant_scale_ckv"] = torch.tensor([[cache_scale] + [1.0] * (_KEY_RANK - 1)]).npu()
     query, query_rope, keys, key_ropes, query_scale = torch_npu.npu_mla_prolog_v2(
         *layer.arguments, index.npu(), *caches, **scales
@@ -180,7 +180,7 @@ def test_tokens_and_weights_in_int8(int8_cache):
         assert query.dtype == torch.int8
         whole, scale = _quantized(_brain(queries))
         torch.testing.assert_close(query_scale.cpu().double().view(scale.shape), scale, rtol=2**-7, atol=0)
-        # A number that was rounded to bfloat16 the other way may be quantized to a neighbour.
+        # A number that is rounded to bfloat16 in the other direction may be quantized to a neighbor.
         steps = (query.cpu().double().view(whole.shape) - whole).abs()
         assert steps.max() <= 1 and steps.mean() < 0.02
         _close(query_rope, _brain(ropes) * cache_scale / scale)

@@ -1,4 +1,4 @@
-"""Numbers of 8 or 4 bits in blocks that share a power of two, on a simulated Ascend950, against float64 formulas."""
+"""8-bit and 4-bit numbers in blocks that share a power of two, on a simulated Ascend950, against float64 formulas."""
 
 import functools
 import itertools
@@ -11,22 +11,22 @@ from tests._process import error_of, on_npu
 
 pytestmark = pytest.mark.skipif(not hasattr(torch_npu, "npu_anti_mx_quant"), reason="torch_npu 2.9 lacks the functions")
 
-# The largest number of a dtype, and its bits after the first one.
+# The largest number of a dtype, and its mantissa bits.
 _DTYPES = {torch.float8_e4m3fn: (448.0, 3), torch.float8_e5m2: (57344.0, 2)}
-_FLOAT4 = getattr(torch_npu, "float4_e2m1fn_x2", None)  # a number; its tensors are bytes of two numbers
+_FLOAT4 = getattr(torch_npu, "float4_e2m1fn_x2", None)  # its tensors are bytes with two numbers each
 _NUMBERS = _DTYPES | {_FLOAT4: (6.0, 1)}
 _LEAST = {torch.float8_e4m3fn: 2.0**-9, torch.float8_e5m2: 2.0**-16, _FLOAT4: 0.5}
 _AXES = {"last": (-1, (3, 70)), "first": (0, (70, 4)), "middle": (1, (2, 65, 4))}
 _QUANTIZED = [(dtype, algorithm, axis) for dtype in _DTYPES for algorithm in (0, 1) for axis in _AXES]
 _QUANTIZED += [(_FLOAT4, 0, axis) for axis in _AXES]
-# Numbers of a block, and what they are rounded to.
+# Numbers of a block, and their rounded values.
 _NOT_EXACT = [0.25, -0.25, 0.75, -0.75, 1.25, 1.75, 2.5, -2.5, 3.5, 5.0, -5.5, 7.5]
 _ROUNDED = {
     "rint": [0.0, 0.0, 1.0, -1.0, 1.0, 2.0, 2.0, -2.0, 4.0, 4.0, -6.0, 6.0],
     "round": [0.5, -0.5, 1.0, -1.0, 1.5, 2.0, 3.0, -3.0, 4.0, 6.0, -6.0, 6.0],
     "floor": [0.0, -0.5, 0.5, -1.0, 1.0, 1.5, 2.0, -3.0, 3.0, 4.0, -6.0, 6.0],
 }
-# The number of a block, and for each algorithm what becomes of it and the exponent of the scale.
+# The number of a block, and for each algorithm its result and the exponent of the scale.
 _SPECIAL = {
     "zeros": (0.0, (0, 0), (0, 0)),
     "tiny": (2.0**-130, (0, 0), (0.125, 0)),
@@ -72,7 +72,7 @@ def _floats(x, scale, axis, dtype=None):
 
 
 def _products_of_4_bits():
-    """Return products of numbers of 4 bits with these numbers, and refusals."""
+    """Return products of 4-bit numbers with these numbers, and refusals."""
     (x, x_scale), (weights, scale) = (
         torch_npu.npu_dynamic_mx_quant(_matrix(*shape, 64, seed=seed).npu())
         for seed, shape in enumerate([(_ROWS,), (3, _COLUMNS)])
@@ -133,7 +133,7 @@ def _refusals(x, operands, grouped):
 
 
 def _compute():
-    """Return what a simulated Ascend950 computes, as tensors on the CPU."""
+    """Return the results of a simulated Ascend950 as CPU tensors."""
     found = {}
     for dtype, algorithm, name in _QUANTIZED:
         axis, shape = _AXES[name]
@@ -188,7 +188,7 @@ def computed():
 
 
 def _blocks(x, axis, size=32):
-    """Return blocks along the last dimension but one, and the last one with zeros added."""
+    """Return x with its blocks in the last two dimensions, padded with zeros."""
     rows = x.double().movedim(axis, -1)
     return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % size)).unflatten(-1, (-1, size))
 
@@ -353,7 +353,7 @@ _ENDS = [3, 3, 7]
 
 
 def _gated_units():
-    """Return gated units of groups of rows in blocks with the numbers that were multiplied, and refusals."""
+    """Return gated units of groups of rows in blocks and their inputs, and refusals."""
     e8m0 = torch_npu.float8_e8m0fnu
     quantize = functools.partial(torch_npu.npu_dynamic_mx_quant, dst_type=torch.float8_e4m3fn)
     gated = torch_npu.npu_grouped_matmul_swiglu_quant_v2
@@ -389,7 +389,7 @@ def test_gated_units_of_groups_are_quantized_from_weights_in_rows():
     found = on_npu(_gated_units, HOST_NPU_SOC="Ascend950")
     y, x, matrices = (each.double() for each in found["mx"])
     units = _units(x, matrices)
-    # Three bits after the first one, and what saturates.
+    # Three mantissa bits, and saturation.
     largest = units.unflatten(-1, (-1, 32)).abs().amax(-1).repeat_interleave(32, -1)
     assert ((y - units).abs() <= units.abs() / 8 + largest * 2**-9).all()
     y, of_row, x, matrices, scale, of_token = (each.double() for each in found["int8"])

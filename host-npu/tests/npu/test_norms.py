@@ -1,4 +1,4 @@
-"""What CANN's documents say of norms beside their formula: statistics, outputs that may be absent, chips."""
+"""Documented properties of norms apart from their formula: statistics, optional outputs, chips."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def _close(actual, expected, limit=2e-6):
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)], ids=["without ones", "with ones"])
 def test_the_gradient_takes_statistics_of_rows_in_both_shapes(shape):
-    # As many rows as columns, so that a wrong dimension would not be noticed by its size.
+    # As many rows as columns, so that the size does not reveal a wrong dimension.
     x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
     gamma, dy = torch.randn(4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
     rms_norm(x, (4,), gamma, _EPSILON).backward(dy)

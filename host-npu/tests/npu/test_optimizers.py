@@ -1,4 +1,4 @@
-"""Optimizer steps and the step of a decoder on the host NPU."""
+"""Optimizer steps and the advance of a decoder on the host NPU."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_the_optimizers_of_torch_npu_are_torchs(name):
     for _ in range(3):
         grads = [torch.randn_like(each) for each in starts]
         for side, optimizer in zip((on_npu, references), optimizers, strict=True):
-            # They keep all gradients in one tensor, which a backward pass adds to.
+            # The optimizers keep all gradients in one tensor, to which a backward pass adds.
             optimizer.zero_grad()
             sum((x * grad.to(x)).sum() for x, grad in zip(side, grads, strict=True)).backward()
             optimizer.step()
@@ -77,7 +77,7 @@ def test_a_step_of_adamw_by_powers_is_adamw(dtype, options):
 
 
 def _steps_of_adamw():
-    """Return a parameter after three steps by the powers of this chip's operator."""
+    """Return a parameter after three steps with the powers that this chip's operator takes."""
     torch.manual_seed(3)
     state, grad = [torch.randn(5).npu(), *torch.zeros(2, 5).npu()], torch.randn(5).npu()
     for step in (1, 2, 3):
@@ -162,5 +162,5 @@ def test_a_decoder_steps_from_one_token_to_the_next_and_clears_the_padding():
     assert on_npu[0].tolist() == [21, 22, 0]
     assert on_npu[2].tolist() == [3, 8, 0]
     assert on_npu[3].tolist() == [4, 9, 5]
-    # The table's element 2, not that of the second row, and the offset of that row.
+    # Element 2 of the table's first row, plus the offset of the second row.
     assert on_npu[4].tolist() == [4 * 4 + 3, (2 + 3) * 4 + 0, -1]

@@ -1,4 +1,4 @@
-"""Outputs that are inputs, too, integers in histc, and complex numbers that are written."""
+"""Outputs that alias inputs, integers in histc, and writes of complex numbers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The code of the README runs as it stands, and the version that it names is the simulated one."""
+"""The README's code runs unchanged, and the version that it names is the simulated one."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Other processes: they have host NPUs; device memory is its process's, and a tensor for another one is refused."""
+"""Child processes have host NPUs; device memory belongs to one process, and sharing a tensor is refused."""
 
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
@@ -28,7 +28,7 @@ def test_a_queue_reports_that_it_does_not_share_a_tensor_and_the_process_goes_on
 
 
 def _use(rank, queue):
-    # Free memory is asked for first, before there is a context on any device.
+    # Free memory is queried first, before any device has a context.
     free = torch.npu.mem_get_info()[0] > 0
     queue.put((free, [torch.full((2,), 3.0, device=f"npu:{device}").sum().item() for device in range(2)]))
 

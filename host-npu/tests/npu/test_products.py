@@ -1,4 +1,4 @@
-"""On the host NPU products of 16-bit matrices are computed in float32 and rounded once, as on a device."""
+"""Products of 16-bit matrices on the host NPU are computed in float32 and rounded once, as on a device."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ _DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=
 
 @dataclass(frozen=True)
 class _Product:
-    """A function of tensors of these shapes; a derivative's last tensor is the gradient of the result."""
+    """A function of tensors of these shapes; the last tensor of a derivative is the gradient of the result."""
 
     function: Callable[..., torch.Tensor]
     shapes: tuple[tuple[int, ...], ...]
@@ -126,7 +126,7 @@ def test_the_result_is_float32s_rounded_once(name, dtype):
 
 @_DTYPES
 def test_a_product_is_not_rounded_before_something_is_added(dtype):
-    # It is 1 and a little, which 16 bits forget, and is added to a number whose neighbours are 2 apart.
+    # The product is slightly more than 1, which 16 bits lose, and is added to a number whose neighbors are 2 apart.
     epsilon = torch.finfo(dtype).eps
     left = torch.tensor([[1.0, epsilon / 2]], dtype=dtype, device="npu")
     number = torch.full((1, 1), 2 / epsilon, dtype=dtype, device="npu")
@@ -145,5 +145,5 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32], ids=str)
 def test_other_dtypes_are_computed_as_on_a_cpu(dtype):
     left, right = (torch.arange(math.prod(shape)).view(shape).to(dtype) for shape in ((3, 4), (4, 5)))
-    # Where a device refuses them.
+    # A device refuses these dtypes.
     assert torch.equal(on_npu(_product, left, right, HOST_NPU_DTYPES="torch"), torch.mm(left, right))

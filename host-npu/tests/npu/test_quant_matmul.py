@@ -132,7 +132,7 @@ def test_a_product_may_become_int8_with_an_offset(offset, biased):
 def test_an_int8_result_is_shifted_by_the_offset_in_the_bits_of_its_scale():
     (x1, x2), scale, offset = _matrices(), torch.rand(_OUTER) / 300, torch.linspace(-70, 70, _OUTER).round()
     bits = torch_npu.npu_trans_quant_param(scale.npu(), offset.npu())
-    # CANN reads no other one.
+    # CANN ignores other offsets.
     for other in (None, torch.zeros(_OUTER)):
         result = called(torch_npu.npu_quant_matmul, x1, x2, bits, offset=other)
         assert result.equal(called(torch_npu.npu_quant_matmul, x1, x2, scale, offset=offset))

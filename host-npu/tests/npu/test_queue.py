@@ -1,6 +1,6 @@
-"""What torch_npu cannot run is refused at the call, and an error in its queue is not forgotten.
+"""Unsupported operators are refused at the call, and errors in torch_npu's queue are reported.
 
-Every program runs in a process of its own, in each mode of the queue.
+Every program runs in its own process, in each mode of the queue.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ def _call_graph_operators() -> None:
         assert "the host NPU does not simulate the graph operator (aclop) of npu_confusion_transpose" in error
         assert "Inner error" not in error
     assert _gradient_of_mse_loss() == [0.5] * 4
-    # Identity, a graph operator that is simulated.
+    # Identity, a simulated graph operator.
     torch.npu.config.allow_internal_format = True
     x = torch.arange(24.0).reshape(4, 6).npu()
     tiled = torch_npu.npu_format_cast(x, 29)
@@ -61,7 +61,7 @@ def test_a_graph_operator_is_refused_by_its_name_at_every_call_and_the_queue_com
 def _call_missing_functions() -> None:
     x = torch.rand(4, 32).npu()
     for _ in range(2):
-        # With both phases in the queue, the refusal comes with the next synchronization.
+        # With both phases in the queue, the next synchronization raises the refusal.
         error = error_of(lambda: (torch_npu.npu_sim_exponential_(x), torch.npu.synchronize()))
         assert "the host NPU does not simulate aclnnSimThreadExponential" in error
     assert (x - x + 1).sum().item() == 128
@@ -79,7 +79,7 @@ def _call_with_a_refused_option() -> tuple[str, str]:
 
 def test_a_refused_option_ends_the_queue_only_where_it_runs_both_phases(mode):
     first, later = _run(_call_with_a_refused_option, mode)
-    if mode == _LATEST:  # docs/limits.md says so
+    if mode == _LATEST:  # documented in docs/limits.md
         assert "torch_npu's task queue has ended" in later and "aclnnDynamicBlockQuant" in later
     else:
         assert "aclnnDynamicBlockQuant" in first and later == ""
@@ -113,13 +113,13 @@ def test_a_failure_that_torch_npu_ignores_is_not_taken_for_the_end_of_the_queue(
 
 
 def _fail_and_go_on() -> tuple[str, dict[str, str]]:
-    """Return what a launch raises that fails, and every call after it."""
+    """Return the error of a failing launch, and of every later call."""
     x = torch.ones(4, device="npu")
     input = torch.ones(4, device="npu", requires_grad=True)
     loss = torch.nn.functional.mse_loss(input, torch.zeros(4, device="npu"))
     torch.npu.synchronize()
     host_npu.fail("aclnnMseLossBackward", status=361001, message="asked for by a test")
-    # torch_npu empties its queue before it notes the failure: a synchronization in between has the host NPU's error.
+    # torch_npu empties its queue before it records the failure: a synchronization in between gets the host NPU's error.
     errors = (error_of(lambda: (loss.backward(retain_graph=True), torch.npu.synchronize())) for _ in range(100))
     first = next(error for error in errors if "torch_npu's task queue has ended" not in error)
     calls: dict[str, Callable[[], object]] = {
@@ -160,7 +160,7 @@ def _read_something() -> str:
 
 
 def _exhaust_memory() -> tuple[str, str]:
-    """Fail to allocate a workspace, which the queue does with both phases in it."""
+    """Fail to allocate a workspace, in the queue if it runs both phases."""
     input, target = torch.ones(64, device="npu"), torch.zeros(64, device="npu")
     torch.nn.functional.mse_loss(input, target).item()
     torch.npu.empty_cache()
@@ -170,7 +170,7 @@ def _exhaust_memory() -> tuple[str, str]:
 
 
 def _keep_an_event() -> tuple[str, str]:
-    """Fail to destroy an event, which the queue does."""
+    """Fail to destroy an event in the queue."""
     event = torch.npu.Event()
     event.record()
     host_npu.fail("aclrtDestroyEvent")
@@ -189,7 +189,8 @@ def _keep_an_event() -> tuple[str, str]:
 def test_nothing_is_read_after_a_failure_that_may_have_stopped_the_queue(mode, program, function):
     first, later = _run(program, mode)
     assert first and function in later
-    # Usually the second error. On a busy machine, torch_npu notes its own error only after the host NPU has waited.
+    # Usually in the second error. On a busy machine, torch_npu records its own error only after the host NPU has
+    # waited.
     assert "torch_npu's task queue has ended" in first + later
 
 

@@ -1,4 +1,4 @@
-"""Random numbers of NPU operators that other threads draw beside those of the CPU."""
+"""Random numbers of NPU operators, drawn by another thread while the CPU draws its own."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def _cpu_numbers() -> list[float]:
 
 
 def _beside(draw: Callable[[], Tensor]) -> tuple[list[float], list[Tensor]]:
-    """Return the CPU's numbers, and what another thread draws on the NPU meanwhile."""
+    """Return the CPU's numbers, and those that another thread draws on the NPU at the same time."""
     drawn: list[Tensor] = []
     has_begun, is_over = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Means of samples of regions (ROIAlign) on the host NPU, against samples one by one in float64."""
+"""ROIAlign on the host NPU, against samples computed one by one in float64."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch_npu
 from tests._values import refused
 from torch import Tensor
 
-# The second one is smaller than an element, the third is beyond the image, and the last ends where it begins.
+# The second is smaller than an element, the third extends beyond the image, and the last is empty.
 _REGIONS = [[0, 1, 2, 18, 13], [1, 4, 4, 5, 5], [1, -9, -6, 40, 60], [0, 30, 3, 39, 17], [1, 8, 8, 8, 8]]
 
 
@@ -25,7 +25,7 @@ def _sample(image: Tensor, y: float, x: float) -> Tensor:
 
 
 def _part(image: Tensor, region: list[float], place: tuple[int, int], samples: int, mode: int) -> Tensor:
-    """Return the mean of one of 3 times 2 parts."""
+    """Return the mean of one of 3 x 2 bins."""
     points = []
     for begin, end, at, parts in ((region[2], region[4], place[0], 3), (region[1], region[3], place[1], 2)):
         size = (end - begin) * 0.25 if mode == 2 else max((end - begin) * 0.25, 1)

@@ -1,4 +1,4 @@
-"""Rotary embeddings of a query and a key on the host NPU, against their formula in float64."""
+"""Rotary embeddings of query and key on the host NPU, against their formula in float64."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_interleave_rope_sorts_the_pairs_before_it_rotates_halves(dtype):
     assert_near(result, ordered * cos.double() + _turned(ordered, "half") * sin.double())
 
 
-# Shapes of x and cos, the mode, and what an Ascend910B says, or None if it takes them.
+# Shapes of x and cos, the mode, and the Ascend910B's message, or None for valid calls.
 _OF_THE_CHIP = {
     "large heads": ((1, 2, 3, 896), (1, 1, 3, 896), "half", "fewer than 896"),
     "the largest heads": ((1, 2, 3, 894), (1, 1, 3, 894), "half", None),
@@ -140,7 +140,7 @@ def test_mrope_takes_the_sections_by_turns(sections):
     positions, cache, x = torch.randint(0, 9, (3, 3)), torch.randn(9, 128), torch.randn(3, 128)
     on_npu = [each.npu() for each in (positions, x, x, cache)]
     results = torch_npu.npu_mrope(*on_npu, 128, mrope_section=sections, cache_mode="interleave")
-    # The dimensions 1, 4, 7 ... are those of the second section, 2, 5, 8 ... of the third, as far as they have any.
+    # Dimensions 1, 4, 7, ... belong to the second section and 2, 5, 8, ... to the third, up to their lengths.
     taken = torch.tensor([turn % 3 if turn < 3 * sections[1] else 0 for turn in range(64)])
     halves = [half.gather(0, taken.expand(1, 3, -1))[0] for half in cache.double()[positions].chunk(2, -1)]
     cos, sin = [torch.cat([half, half], -1) for half in halves]

@@ -13,7 +13,7 @@ def _experts():
 
 
 def _sorted_choices(experts, first=0, last=_EXPERTS):
-    """Return the choices of all tokens, token after token, that are for these experts, in the experts' order."""
+    """Return the choices of all tokens that are for these experts, sorted by expert and then by token."""
     choices = [(expert, place) for place, expert in enumerate(experts.flatten().tolist()) if first <= expert < last]
     return [place for _, place in sorted(choices)]
 

@@ -72,7 +72,7 @@ def test_the_rows_of_a_map_come_back_as_sums(weighted, padded):
 
 @_PADDED
 def test_probs_are_those_of_the_indices(padded):
-    """With a capacity these are the tokens of the experts; else the experts of a token take its rows in order."""
+    """With a capacity, the indices are the experts' tokens; without, a token's rows are in the order of its experts."""
     rows, map, probs = torch.randn(_ROWS, _SIZE), _map(), torch.rand(_TOKENS, _EXPERTS)
     on_npu, reference = leaves(rows, probs)
     if padded:

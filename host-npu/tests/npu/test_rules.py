@@ -1,4 +1,4 @@
-"""CANN's documented dtypes and shapes, here of norms, activations, losses and quantization."""
+"""CANN's documented dtypes and shapes of norms, activations, losses and quantization."""
 
 import ctypes
 
@@ -38,7 +38,7 @@ _FUNCTIONS = [
     Function(
         "aclnnROIAlign",
         (t(2, 3, 4, 5), t(7, 5), ctypes.c_float(0.25), 3, 2, 2, 0, t(7, 3, 3, 2)),
-        # The images.
+        # The size of the images.
         free=((0, 0), (0, 2), (0, 3)),
     ),
     Function("aclnnSwiGluGrad", (t(4, 4), _X, -1, _X), mixed=(0, 1, 3)),
@@ -46,7 +46,7 @@ _FUNCTIONS = [
     Function(
         "aclnnGeluBackwardV2",
         (_X, _X, "tanh", _X),
-        # They are broadcast.
+        # The arguments broadcast.
         free=((0, 0), (0, 1), (1, 0), (1, 1)),
         mixed=(0, 1, 3),
     ),
@@ -86,7 +86,7 @@ _FUNCTIONS = [
     Function(
         "aclnnScaledMaskedSoftmax",
         (t(1, 2, 32, 64), t(1, 1, 32, 64, dtype=_BOOL), 1.0, False, t(1, 2, 32, 64)),
-        # The mask is broadcast.
+        # The mask broadcasts.
         free=((1, 1), (1, 2), (1, 3)),
         mixed=(0, 4),
     ),
@@ -96,14 +96,14 @@ _FUNCTIONS = [
     Function(
         "aclnnBatchNormStats",
         (t(2, 8, 3), 1e-5, t(8, dtype=_F), t(8, dtype=_F)),
-        # The statistics are those of channels.
+        # The statistics are per channel.
         free=((0, 0), (0, 2)),
         mixed=(0,),
     ),
     Function(
         "aclnnBatchNormGatherStatsWithCounts",
         (t(2, 8, 3), t(4, 8), t(4, 8), None, None, 0.1, 1e-5, t(4), _ROW, _ROW),
-        # The statistics are those of channels.
+        # The statistics are per channel.
         free=((0, 0), (0, 2)),
         mixed=(0, 1, 2, 7, 8, 9),
     ),
@@ -115,7 +115,7 @@ _FUNCTIONS = [
     Function(
         "aclnnScatterNdUpdate",
         (_X, t(2, 1, dtype=_I64), t(2, 8)),
-        # What the indices are places of.
+        # The dimension that is indexed.
         free=((0, 0),),
         mixed=(1,),
     ),
@@ -123,7 +123,7 @@ _FUNCTIONS = [
         "aclnnMoeGatingTopK",
         (_X, _ROW, 2, 1, 1, 0, 0, 0, False, 1.0, 1e-20, t(4, 2), t(4, 2, dtype=_I32), t(4, 8, dtype=_F)),
         ((0, t(4, 2049), "x has shape [4, 2049] instead of [N, E<=2048]"),),
-        # The norm, which is not asked for.
+        # The norm, which is not requested.
         free=((13, 0), (13, 1)),
     ),
     Function(
@@ -170,7 +170,7 @@ _FUNCTIONS = [
                 *(None, None, None, None, None, False, False, 0, t(4, 3, dtype=_B)),
             ),
             ((1, t(8, 3, dtype=_I32), "the host NPU does not multiply matrices of int4, eight in each int32"),),
-            # One scale may be that of all columns.
+            # One scale may be used for all columns.
             free=((3, 0),),
             mixed=(3, 12),
         )

@@ -1,4 +1,4 @@
-"""Logits that are left to sample from on the host NPU, against loops over the rows."""
+"""Filtering of logits before sampling on the host NPU, against loops over the rows."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ _TOKENS = 50
 
 
 def _left(row, p, k):
-    """Return the tokens that are left of a row: the most likely ones until their probability exceeds p."""
+    """Return the tokens of a row that are kept: the most likely ones until their probability exceeds p."""
     order = row.argsort(descending=True).tolist()[:k]
     probabilities = row[order].softmax(-1).tolist()
     left, total = set(), 0.0

@@ -13,12 +13,12 @@ _QUERIES, _KEYS = (3, 40), (64, 48)
 
 
 def _arguments(dtype: torch.dtype = torch.float16) -> dict[str, Any]:
-    """Return those of a call, with other blocks for each query and head of keys."""
+    """Return the arguments of a call, with other blocks for each query and head of keys."""
     query, key, value = (
         torch.randn(sum(lengths), heads, size).to(dtype)
         for lengths, heads, size in ((_QUERIES, 4, 192), (_KEYS, 2, 192), (_KEYS, 2, 128))
     )
-    # Some twice.
+    # Some blocks appear twice.
     blocks = [torch.randint(0, k // _SIZE, (q, 2, _COUNT)) for q, k in zip(_QUERIES, _KEYS, strict=True)]
     return {
         "query": query,

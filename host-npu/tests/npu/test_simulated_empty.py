@@ -1,4 +1,4 @@
-"""What CANN's functions do without elements, and with indices that are out of range."""
+"""CANN's functions for empty tensors and for indices out of range."""
 
 import ctypes
 
@@ -10,7 +10,7 @@ from tests._values import moved
 _NONE, _NO_ROWS, _NO_INDICES = torch.empty(0, 2), torch.empty(0, 3), torch.empty(0, dtype=torch.int64)
 _OUT = "the output"
 _TABLE = ctypes.c_uint64(4), ctypes.c_uint64(0), ctypes.c_bool(False)
-# A function and its arguments, the output's shape, and what its storage has afterwards, of which all was 7.
+# A function and its arguments, the output's shape, and the final contents of its storage, which was filled with 7.
 _CALLS = [
     *(
         ("aclnnMseLossBackward", (torch.tensor(1.0), _NONE, torch.empty(1, 2), reduction, _OUT), (0, 2), [7] * 4)
@@ -26,7 +26,7 @@ _CALLS = [
         for reduction, left in ((0, 0), (1, torch.nan), (2, 0))
         for shape in ((0, 2), (), (3,))
     ),
-    # No shapes are compared.
+    # Shapes are not compared.
     (
         "aclnnBinaryCrossEntropyBackward",
         (torch.ones(2, 2), torch.empty(2, 0), torch.ones(3), torch.ones(2, 2), 0, _OUT),

@@ -1,4 +1,4 @@
-"""The functions of linear cross entropy as CANN computes them, against float64."""
+"""CANN's functions of linear cross entropy, against float64."""
 
 import ctypes
 
@@ -17,7 +17,7 @@ _SMOOTHING = ctypes.c_float(0)
 
 
 def _bits(mask):
-    """Return eight of a mask in each byte, the first in the lowest bit."""
+    """Pack eight bits of a mask into each byte, the first in the lowest bit."""
     return (mask.view(-1, 8) << torch.arange(8)).sum(1).to(torch.uint8)
 
 
@@ -40,12 +40,12 @@ def test_the_statistics_of_logits(start, dtype, rows, hidden, vocabulary):
     logits = torch.empty(rows, vocabulary, dtype=dtype).npu()
     found = _max_sum(x, weight, target, start, end, logits)
     assert_close(logits, x.double() @ weight.double().t())
-    # The statistics are of the rounded logits.
+    # The statistics are those of the rounded logits.
     wide = logits.cpu().double()
     top = wide.amax(1)
     inside = (target >= start) & (target < end)
     ids = (target - start).where(inside, 0)
-    # The bits of no row are those of a target 0.
+    # Bits beyond the last row are as for a target of 0.
     bits = torch.cat([~inside, torch.full((-rows % 8,), not start <= 0 < end)])
     most, total, predicted, mask, masked = found
     assert most.double().equal(top)
@@ -59,16 +59,16 @@ _ONES = torch.ones(3, 4).half(), torch.ones(5, 4).half()
 
 
 def test_targets_are_compared_and_subtracted_in_float32():
-    # In float32 2^24 + 1 is 2^24, so start and end are one number.
+    # In float32, 2^24 + 1 equals 2^24, so start and end are equal.
     *_, mask, _ = _max_sum(*_ONES, torch.tensor([2**24 + 1, 2**24, 2**24 - 1]), 2**24, 2**24 + 1)
     assert mask.tolist() == [255]
-    # 2^24 + 3 is 2^24 + 4.
+    # 2^24 + 3 becomes 2^24 + 4.
     *_, masked = _max_sum(*_ONES, torch.tensor([2**24, 2**24 + 1, 2**24 + 3]), 2**24, 2**24 + 14)
     assert masked.tolist() == [0, 0, 4]
 
 
 def test_the_sum_of_many_columns_is_exact():
-    # As many as a large language model has: added one after the other, the sum was 3.5e-4 off.
+    # As many columns as a large language model has: a sequential sum was 3.5e-4 off.
     x, weight = random((2, 1), torch.float16, -1, 1), random((151936, 1), torch.float16, -1, 1)
     logits = torch.empty(2, 151936, dtype=torch.float16).npu()
     top, total, *_ = _max_sum(x, weight, torch.tensor([0, 0]), 0, 151936, logits)
@@ -103,9 +103,9 @@ def test_the_gradients_of_a_head(has_softmax, packs, dtype, rows, hidden, vocabu
     exact = x.double() @ weight.double().t()
     softmax, grad = exact.softmax(1), random((rows,), torch.float32, -1, 1)
     masked = torch.arange(rows) % 3 == 1
-    # The values of masked rows do not matter.
+    # The targets of masked rows do not matter.
     target = (torch.arange(rows) * 41 % vocabulary).where(~masked, -100)
-    # Behind the rows, bits mean nothing, and there may be more of them than rows.
+    # Bits beyond the last row are ignored, and there may be any number of them.
     bits = _bits(torch.cat([masked, torch.zeros(-rows % 8, dtype=torch.bool)]))
     mask = torch.cat([bits, torch.tensor([170], dtype=torch.uint8)]) if packs else masked
     given = softmax.float().npu() if has_softmax else None
@@ -118,7 +118,7 @@ def test_the_gradients_of_a_head(has_softmax, packs, dtype, rows, hidden, vocabu
     less_one = softmax.clone()
     less_one[(~masked).nonzero()[:, 0], target[~masked]] -= 1
     gradients = less_one * grad.double()[:, None]
-    # They are rounded to 16 bits before the products.
+    # The gradients are rounded to 16 bits before the products.
     assert_close(outs[0], gradients @ weight.double(), 3)
     assert_close(outs[1], gradients.t() @ x.double(), 3)
     if has_softmax:
@@ -126,7 +126,7 @@ def test_the_gradients_of_a_head(has_softmax, packs, dtype, rows, hidden, vocabu
 
 
 def _assert_packed(softmax, gradients, less_one, dtype):
-    """Assert that it holds the gradients in 16 bits, each row from a multiple of 512 bytes, and then what it held."""
+    """Assert that a softmax holds the gradients in 16 bits, rows aligned to 512 bytes, and then its previous values."""
     rows, vocabulary = gradients.shape
     pitch = -(-vocabulary // 256) * 256
     memory = softmax.cpu().flatten()
@@ -137,7 +137,7 @@ def _assert_packed(softmax, gradients, less_one, dtype):
 
 
 def _of_three_rows(targets=(0, 1, 129), smoothing=0.0, softmax=True, **changed):
-    """Return the arguments of a gradient of 3 rows and 130 logits."""
+    """Return the arguments of a gradient for 3 rows and 130 logits."""
     x, weight = torch.ones(3, 4).bfloat16().npu(), torch.ones(130, 4).bfloat16().npu()
     given = {"grad": torch.ones(3).npu(), "x": x, "weight": weight, "mask": torch.zeros(3, dtype=torch.bool).npu()}
     statistics = (None, None) if softmax else (torch.full((3,), 4.0).npu(), torch.full((3,), 130.0).npu())

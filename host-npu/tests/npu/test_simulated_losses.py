@@ -1,4 +1,4 @@
-"""MseLoss and BinaryCrossEntropy as CANN's functions compute them, against float64."""
+"""CANN's functions MseLoss and BinaryCrossEntropy, against float64."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from tests._aclnn import call, phase_one
 from tests._values import DTYPES, assert_close, moved, random, transposed
 
 _REDUCTIONS = pytest.mark.parametrize("reduction", [0, 1, 2], ids=["none", "mean", "sum"])
-# Of the gradient, the input and the target.
+# The shapes of the gradient, the input and the target.
 _SHAPES = [
     ((3, 5), (3, 5), (3, 5)),
     ((), (7, 300), (7, 300)),
@@ -29,7 +29,7 @@ def test_mse_loss_and_its_gradient(shapes, reduction, dtype):
     loss = torch.empty(losses.shape if reduction == 0 else (), dtype=dtype).npu()
     call("aclnnMseLoss", transposed(x), target.npu(), reduction, loss)
     assert_close(loss, _reduced(losses, reduction), 2)
-    # A mean is over the input, not over what it broadcasts to.
+    # A mean is over the input's elements, even if the input broadcasts.
     expected = (x.double() - target.double()) * grad.double() * (2 / x.numel() if reduction == 1 else 2)
     for place in (torch.Tensor.npu, transposed):
         out = torch.empty(expected.shape, dtype=dtype).npu()
@@ -39,7 +39,7 @@ def test_mse_loss_and_its_gradient(shapes, reduction, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_the_gradient_of_mse_loss_is_rounded_once_to_the_dtype_of_the_input(dtype):
-    # Rounded after each step, the difference and the result would be one unit larger.
+    # If rounded after each step, the difference and the result would be one unit larger.
     x, difference = 1.0009765625, 1.00146484375
     inputs = [torch.tensor([value], dtype=torch.float16).npu() for value in (1.5, x, x - difference)]
     out = torch.empty(1, dtype=dtype).npu()

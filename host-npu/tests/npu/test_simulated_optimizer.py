@@ -1,4 +1,4 @@
-"""ApplyFusedEmaAdam as CANN's function computes it, against float64."""
+"""CANN's function ApplyFusedEmaAdam, against float64."""
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ def _step(grad, states, step, mode=1, bias_correction=True):
 @DTYPES
 @pytest.mark.parametrize("place", [torch.Tensor.npu, transposed], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("bias_correction", [False, True])
-# A mode that does not exist takes the gradient in the parameter's place.
+# A mode that does not exist uses the gradient in place of the parameter.
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_a_step_is_adams_with_an_average(mode, bias_correction, place, dtype):
     grad, *states = (random((3, 700), dtype, low, high) for low, high in ((-1, 1), (-1, 1), (-1, 1), (0, 2), (-1, 1)))
     on_npu = [place(state) for state in states]
-    # Only the first element counts.
+    # Only the first element is used.
     _step(place(grad), on_npu, torch.tensor([7, 99]), mode, bias_correction)
     g, var, m, v, s = (each.double() for each in (grad, *states))
     c1, c2 = (1 - beta**7 if bias_correction else 1 for beta in (_BETA1, _BETA2))

@@ -1,4 +1,4 @@
-"""Embeddings, copies, casts and pads as CANN's functions compute them."""
+"""CANN's functions for embeddings, copies, casts and padding."""
 
 import ctypes
 
@@ -30,7 +30,7 @@ def test_the_gradient_of_an_embedding(count, dim, rows, padding, scale, dtype):
 
 
 def test_the_gradient_of_an_embedding_is_summed_in_float32():
-    # Many small gradients that would be lost if the sum itself had 16 bits.
+    # Many small gradients, which a 16-bit sum would lose.
     found = _gradient(torch.ones(4096, 1, dtype=torch.bfloat16), torch.full((4096,), 2, dtype=torch.int32), 4)
     assert found.flatten().tolist() == [0, 0, 4096, 0]
 
@@ -61,7 +61,7 @@ def test_a_copy_transposes_broadcasts_and_casts_into_a_view():
     assert _copied(numbers, torch.empty(4, dtype=torch.bool).npu()) == [True, False, True, True]
 
 
-# All 16-bit numbers, and the values between and beside them.
+# All 16-bit numbers, and values between and next to them.
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_copy_rounds_to_16_bits_and_widens_them(dtype):
     edges = torch.tensor([65504, 65519.99, 65520, 2**-24, 2**-25, 1.5 * 2**-25, 2**-14, 0.0])
@@ -99,7 +99,7 @@ def _padded(x, pad, value, shape):
 
 def test_a_pad_has_its_value():
     x = torch.tensor([[1.0, 2], [3, 4]])
-    # The same call with another value is not the one that the cache knows.
+    # The same call with another value must not hit the cache.
     for value in (7.0, 8.0):
         expected = [[value, 1, 2, value, value], [value, 3, 4, value, value]]
         assert _padded(x, [1, 2], value, (2, 5)) == expected
@@ -108,7 +108,7 @@ def test_a_pad_has_its_value():
 
 
 _X = torch.ones(2, 2)
-# Calls that are taken.
+# Valid calls.
 _CALLS = {
     "aclnnInplaceCopy": {"self": torch.empty(2, 3), "source": torch.ones(3)},
     "aclnnCast": {"self": _X, "dtype": DType(torch.int32), "out": torch.empty(2, 2, dtype=torch.int32)},

@@ -1,4 +1,4 @@
-"""Sizes that have to fit each other: of optional arguments, and of functions without CANN's documented shapes."""
+"""Sizes that must match: of optional arguments, and of functions without documented shapes."""
 
 import torch
 from tests._aclnn import Ints
@@ -8,7 +8,7 @@ _F, _I8, _I32, _I64, _BOOL = torch.float32, torch.int8, torch.int32, torch.int64
 _ALL = 2147483647
 _X, _ROW, _ROWS = t(4, 8), t(8), t(4, 1, dtype=_F)
 _WINDOW = (0.25, 1.0, _ALL, _ALL, 4)
-# Of queries; of keys; of values, which have smaller heads; of results.
+# query, key, value with smaller heads, and result.
 _TND = t(6, 4, 16), t(9, 2, 16), t(9, 2, 8), t(6, 4, 8)
 _STATISTICS = (t(2, 4, 6, 8, dtype=_F),) * 2
 _PACKED_STATISTICS = (t(6, 4, 8, dtype=_F),) * 2
@@ -67,7 +67,7 @@ _FUNCTIONS = [
     Function(
         "aclnnInplaceScatterUpdate",
         (t(2, 8, 4), t(2, dtype=_I64), t(2, 1, 4), 1),
-        # There may be more rows than indices, and the updates are a part of the dimension.
+        # There may be more rows than indices, and updates may cover part of the dimension.
         free=((0, 0), (0, 1), (2, 1)),
     ),
     Function(

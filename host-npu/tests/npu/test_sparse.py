@@ -1,4 +1,4 @@
-"""Sparse tensors of the NPU: entries at the same place are added, which aclnnCoalesceSparse computes."""
+"""Sparse NPU tensors: aclnnCoalesceSparse adds entries with the same index."""
 
 import pytest
 import torch

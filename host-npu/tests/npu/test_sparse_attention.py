@@ -1,4 +1,4 @@
-"""Attention of each query to the keys that are chosen for it on the host NPU, against its formula in float64."""
+"""Sparse attention to chosen keys on the host NPU, against its formula in float64."""
 
 import pytest
 import torch
@@ -10,13 +10,13 @@ _SIZE, _ROPE, _SCALE = 512, 64, 0.06
 
 
 def _inputs(queries: int, keys: int, heads: int = 4, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    """Return queries and keys of a sequence, and the rotated parts of both."""
+    """Return the queries and keys of a sequence, and the rotated parts of both."""
     shapes = (queries, heads, _SIZE), (keys, 1, _SIZE), (queries, heads, _ROPE), (keys, 1, _ROPE)
     return [torch.randn(shape).to(dtype) for shape in shapes]
 
 
 def _chosen(queries: int, keys: int, count: int, block_size: int = 1) -> Tensor:
-    """Return different blocks of keys for each query, the first one always, and -1 where there are no more."""
+    """Return different blocks of keys for each query, always including the first, padded with -1."""
     blocks = -(-keys // block_size)
     found = torch.full((queries, 1, count), -1, dtype=torch.int32)
     for row in found[:, 0]:
@@ -26,7 +26,7 @@ def _chosen(queries: int, keys: int, count: int, block_size: int = 1) -> Tensor:
 
 
 def _scores(sequence: list[Tensor], chosen: Tensor, causal: bool, block_size: int) -> Tensor:
-    """Return those of each query, head and key of a sequence; of keys that are not chosen, -inf."""
+    """Return the scores of each query, head and key of a sequence; -inf for keys that are not chosen."""
     query, key = (torch.cat([sequence[i], sequence[i + 2]], -1) for i in (0, 1))
     keys = len(key)
     kept = (chosen == torch.arange(keys)[:, None] // block_size).any(-1)
@@ -38,7 +38,7 @@ def _scores(sequence: list[Tensor], chosen: Tensor, causal: bool, block_size: in
 def _attention(
     sequence: list[Tensor], chosen: Tensor, *, causal: bool = True, block_size: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of one sequence, and the largest score and the sum that its softmax has."""
+    """Return the result of one sequence, and the maximum and sum of its softmax."""
     scores = _scores(sequence, chosen, causal, block_size)
     largest = scores.amax(-1, keepdim=True)
     total = (scores - largest).exp().sum(-1)
@@ -84,7 +84,7 @@ def test_sequences_one_after_the_other(in_blocks):
     inputs = [torch.cat(each) for each in zip(*sequences, strict=True)]
     options = {"layout_query": "TND", "layout_kv": "TND", "actual_seq_lengths_kv": _ends(keys)}
     if in_blocks:
-        # What is not a sequence's may be anything.
+        # Memory outside the sequences may hold anything.
         table = torch.tensor([[3, 1, 0], [4, 0, 0], [5, 2, 6]], dtype=torch.int32)
         for at, size in ((1, _SIZE), (3, _ROPE)):
             inputs[at] = torch.full((7, 16, 1, size), torch.nan, dtype=torch.bfloat16)
@@ -102,7 +102,7 @@ def test_a_query_without_keys_has_the_result_0():
     inputs = [each[None] for each in _inputs(3, 2)]
     chosen = torch.tensor([[0, 1], [1, -1], [-1, 0]], dtype=torch.int32).view(1, 3, 1, 2)
     result, largest, total = _call(inputs, chosen, return_softmax_lse=True)
-    # All keys are behind the first query, and the one of the second; -1 ends those of the third.
+    # The first query's keys are all later ones, and so is the second's only key; -1 ends those of the third.
     for each in (result, largest, total):
         assert not each.any()
     chosen[0, 2, 0] = torch.tensor([1, 0])
@@ -142,7 +142,7 @@ def test_gradients_are_those_of_float64(mode, block_size, packed):
 
 
 def _gradients(sequence: list[Tensor], chosen: Tensor, dy: Tensor, causal: bool, block_size: int) -> list[Tensor]:
-    """Return those of the query, of the key and of the value, which are an argument each, and of the rotated parts."""
+    """Return the gradients of query, key and value, as separate arguments, and of the rotated parts."""
     leaves = [each.requires_grad_() for each in _wide(sequence)]
     value = leaves[1].detach().clone().requires_grad_()
     result = _scores(leaves, chosen, causal, block_size).softmax(-1) @ value[:, 0]

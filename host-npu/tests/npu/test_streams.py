@@ -1,4 +1,4 @@
-"""Streams and events of the simulated NPUs, and the errors and messages of the runtime."""
+"""Streams and events of the simulated NPUs, and the runtime's errors and messages."""
 
 import ctypes
 import threading
@@ -69,7 +69,7 @@ def test_only_events_with_timing_measure_time():
 
 
 def test_a_result_waits_for_what_still_uses_its_memory():
-    # The result of the slow product gets the block of `overwritten`, which the stream has yet to write.
+    # The result of the slow product reuses the block of `overwritten`, which the stream has yet to write.
     factor = torch.eye(1200, device="npu")
     other = factor + 1
     torch.npu.synchronize()

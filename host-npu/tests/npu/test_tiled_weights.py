@@ -1,4 +1,4 @@
-"""Products with weights in FRACTAL_NZ, as serving keeps them: those with the weights in rows."""
+"""Products with weights in FRACTAL_NZ, as in serving, against weights in rows."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ _ROWS, _INNER, _OUTER, _ENDS = 9, 32, 64, [3, 3, 7]
 
 
 def _units(x, weight, scale, tokens):
-    """The gated units of the rows of each group, in float64."""
+    """Return the gated units of the rows of each group, in float64."""
     parts = zip(x.double().split([3, 0, 4, 2])[:3], weight.double(), scale.double(), strict=True)
     sums = torch.cat([rows @ matrix * of_column for rows, matrix, of_column in parts]) * tokens.double()[:7, None]
     gate, up = sums.chunk(2, -1)

@@ -1,4 +1,4 @@
-"""What programs use besides operators: profilers, utilization, memory of the host."""
+"""Features that programs use besides operators: profilers, utilization, host memory."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_a_busy_device_is_used():
                 torch_npu.npu_swiglu(x)
         return torch.npu.utilization()
 
-    # On a busy machine the device may be done before this thread asks.
+    # On a busy machine the device may finish before this thread queries it.
     assert any(utilization_while_it_works() == 100 for _ in range(20))
     stream.synchronize()
 

@@ -1,4 +1,4 @@
-"""A small model trains on an NPU as on the CPU, whatever torch_npu's settings are."""
+"""A small model trains on an NPU as on the CPU, with any settings of torch_npu."""
 
 import host_npu
 import pytest
@@ -32,10 +32,10 @@ class _Model(nn.Module):
 
 
 def _losses(device: str, steps: int = 12) -> list[float]:
-    """Return the losses of a training run from one seed."""
+    """Return the losses of a training run with a fixed seed."""
     torch.manual_seed(0)
     model = _Model()
-    # Counting on from random numbers can be learnt.
+    # Consecutive numbers from a random start can be learned.
     tokens = (torch.randint(0, 50, (steps, 4, 1)) + torch.arange(9)) % 50
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)

@@ -1,6 +1,5 @@
-"""What CANN's phase one answers, written once more in Python, and random calls that ask the host NPU the same.
+"""CANN's phase one, implemented a second time in Python, and random calls that compare it with the host NPU.
 
-The rules are those of CANN's documents and sources, each named where it is used; nothing here was taken from
-``host-npu/csrc``, and nothing of it is called but its C interface. ``python -m tests.phase_one --help`` says how to
-run it.
+The rules are those of CANN's documents and sources, which are named where they are used. Nothing here was taken from
+``host-npu/csrc``, and only its C interface is called. See ``python -m tests.phase_one --help``.
 """

@@ -8,7 +8,7 @@ from tests.phase_one.comparison import Tally, compare_all
 
 
 def report(tallies: dict[str, Tally]) -> str:
-    """Return a table of the figures, and every class of difference with an example."""
+    """Return a table of the counts, and an example for every class of difference."""
     lines = ["| operator | calls | accepted | undefined | differences |", "|---|---|---|---|---|"]
     for name, tally in tallies.items():
         share = f"{tally.accepted / tally.calls:.0%}"
@@ -23,7 +23,7 @@ def report(tallies: dict[str, Tally]) -> str:
 
 
 def main() -> int:
-    """Run the comparison that the command line asks for."""
+    """Run the comparison that the command line requests."""
     parser = argparse.ArgumentParser(prog="python -m tests.phase_one", description=__doc__)
     parser.add_argument("--calls", type=int, default=1_000_000, help="on all chips (default: 1,000,000)")
     parser.add_argument("--seed", type=int, default=0, help="another one gives other calls")

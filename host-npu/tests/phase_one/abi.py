@@ -14,10 +14,10 @@ _UNTOUCHED = 0xDEAD
 
 @dataclass
 class Outcome:
-    """What a call returned and wrote."""
+    """The values that a call returned and wrote."""
 
     status: int
-    # None where it was not written.
+    # None if not written.
     workspace: int | None
     executor: bool
     logged: bool
@@ -26,7 +26,7 @@ class Outcome:
 
 
 class HostNpu:
-    """The simulated libraries in this process; the environment has named the chip."""
+    """The simulated libraries in this process, for the chip that the environment names."""
 
     def __init__(self) -> None:
         runtime = _libraries.load_cann()
@@ -58,8 +58,8 @@ class HostNpu:
 
         Args:
             name: The operator, without ``GetWorkspaceSize``.
-            call: Its arguments in order; ``workspace_size`` and ``executor`` say whether these are not null.
-            types: The C types of arguments that are not the usual ones of a Python type.
+            call: Its arguments in order; ``workspace_size`` and ``executor`` state whether these pointers are passed.
+            types: The C types of arguments that differ from the default for their Python type.
         """
         tensors = {}
         arguments: list[object] = []
@@ -69,7 +69,7 @@ class HostNpu:
             if value is None:
                 arguments.append(ctypes.c_void_p(None))
             elif isinstance(value, Tensor):
-                # An argument that is given twice is one object.
+                # An argument that is passed twice is the same object.
                 handle = tensors.get(id(value)) or self._tensor(value)
                 tensors[id(value)] = handle
                 arguments.append(ctypes.c_void_p(handle))

@@ -42,13 +42,13 @@ from tests.phase_one.tensors import (
 
 ODD = {"reduction": (-1, 0, 1, 2, 3, 2**40)}
 
-# The ranks that formats name.
+# The ranks that formats imply.
 _RANKS = {NCL: 3} | dict.fromkeys((NCHW, NHWC, HWCN, FRACTAL_Z, FRACTAL_Z_3D, FRACTAL_Z_C04), 4)
 _RANKS |= dict.fromkeys((NC1HWC0, NC1HWC0_C04, NCDHW, NDHWC, DHWCN), 5) | {NDC1HWC0: 6}
 
 
 def binary_cross_entropy(call: Call, chip: str) -> Answer:
-    """The loss; nothing is cast, and a null tensor has another status than elsewhere."""
+    """The loss. Nothing is cast, and null tensors have another status than elsewhere."""
     require_results(call)
     weight, out = call.weight, call.out
     require_present((call.self, call.target, out), INNER_NULL_POINTER)
@@ -69,10 +69,10 @@ def binary_cross_entropy(call: Call, chip: str) -> Answer:
             raise Undefined(
                 "BinaryCrossEntropy with a weight of another shape: a closed-source kernel, except on the 950"
             )
-        # The tiling takes a scalar for one element.
+        # The tiling treats a scalar as one element.
         scalars = (weight.shape or (1,)) == (call.self.shape or (1,))
         require(scalars, INNER_NULL_POINTER, "weight's shape")
-    # The tiling of the reduction.
+    # From the tiling of the reduction.
     too_many = chip == "Ascend950" and call.reduction != 0 and len(call.self.shape) > 8
     require(not too_many, INNER_NULL_POINTER, "rank")
     result = () if call.reduction else call.self.shape
@@ -82,7 +82,7 @@ def binary_cross_entropy(call: Call, chip: str) -> Answer:
 
 
 def _fill(call: Call) -> Answer:
-    """All of out's storage is filled, and out becomes a view of all of it, even if it is refused then."""
+    """All of out's storage is filled, and out becomes a view of all of it, even if the call is then refused."""
     views = {"out": call.out.storage}
     try:
         copy_view(call.out.storage, call.self.dtype, call.out.but(shape=call.out.storage))
@@ -93,11 +93,11 @@ def _fill(call: Call) -> Answer:
 
 
 def binary_cross_entropy_backward(call: Call, chip: str) -> Answer:
-    """The gradient; everything is cast."""
+    """The gradient. All tensors are cast."""
     require_results(call)
     self, weight, out = call.self, call.weight, call.out
     require_present((call.grad, self, call.target, out))
-    # A template looks at out alone.
+    # A template checks only out.
     require(len(out.shape) <= 8, INVALID, "rank")
     for tensor in (self, call.grad, call.target, out, weight):
         if tensor is not None:
@@ -118,7 +118,7 @@ def binary_cross_entropy_backward(call: Call, chip: str) -> Answer:
 
 
 def _byte(tensor: Tensor) -> int:
-    """CANN's format, which has 8 bits: NO_FORMAT, -1, is 255."""
+    """Return the format as CANN stores it, in 8 bits: NO_FORMAT, -1, is 255."""
     return 0xFF if tensor.storage_format == NO_FORMAT else tensor.storage_format
 
 

@@ -1,4 +1,4 @@
-"""Random calls of all operators on one chip, and where the host NPU and the rules differ."""
+"""Random calls of all operators on one chip, and the differences between the host NPU and the rules."""
 
 import ctypes
 import multiprocessing
@@ -23,7 +23,7 @@ _TYPES = {"label_smoothing": ctypes.c_float, "num_weights": ctypes.c_uint64, "pa
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator: how its calls are drawn, and what CANN answers them."""
+    """An operator: a function that draws calls, and CANN's rule."""
 
     name: str
     draw: Callable[[Draw], Call]
@@ -32,7 +32,7 @@ class Operator:
 
 
 def operators() -> list[Operator]:
-    """Return all operators, with rules that begin as in a new process."""
+    """Return all operators, with rules in the state of a new process."""
     return [
         Operator("aclnnMseLoss", mse_loss.draw_forward, mse_loss.mse_loss, mse_loss.ODD),
         Operator("aclnnMseLossOut", mse_loss.draw_out, mse_loss.mse_loss_out, mse_loss.ODD),
@@ -52,7 +52,7 @@ def operators() -> list[Operator]:
 
 @dataclass
 class Tally:
-    """What became of the calls of an operator."""
+    """The results of an operator's calls."""
 
     calls: int = 0
     accepted: int = 0
@@ -72,7 +72,7 @@ class Tally:
 
 
 def drawn(draw: Draw, operator: Operator) -> Call:
-    """Draw a call, two of three with an argument or a few changed."""
+    """Draw a call; in two of three, change one or a few arguments."""
     call = operator.draw(draw)
     call.workspace_size = call.executor = True
     spoilt = draw.random.random()
@@ -82,7 +82,7 @@ def drawn(draw: Draw, operator: Operator) -> Call:
 
 
 def differences(operator: Operator, call: Call, chip: str, outcome: Outcome, tally: Tally) -> list[str]:
-    """Return in what an outcome differs from the rule's, and count the call."""
+    """Return the differences between an outcome and the rule, and count the call."""
     answer: Answer | Refused
     try:
         answer = operator.rule(call, chip)
@@ -93,14 +93,14 @@ def differences(operator: Operator, call: Call, chip: str, outcome: Outcome, tal
         answer = refused
     views = {name: (value.shape, value.strides) for name, value in vars(call).items() if isinstance(value, Tensor)}
     for changed, shape in answer.views.items():
-        # An argument may be given twice.
+        # An argument may be passed twice.
         same = [name for name in views if getattr(call, name) is getattr(call, changed)]
         views |= dict.fromkeys(same, (shape, strides(shape)))
     expected: dict[str, object] = {"views": views}
     if isinstance(answer, Refused):
         tally.refused[answer.status, answer.why] += 1
         expected |= {"status": answer.status, "logged": answer.logged}
-        if operator.rule is not ema_adam.ema_adam:  # which writes its executor before it refuses
+        if operator.rule is not ema_adam.ema_adam:  # writes its executor before it refuses
             expected |= {"workspace": None, "executor": False}
         why = f"{answer.status} ({answer.why})"
     else:
@@ -123,12 +123,12 @@ def compare(chip: str, calls: int, seed: int, rules: Sequence[Operator] | None =
 
     Args:
         chip: The chip.
-        calls: The number of calls, which the operators share.
-        seed: Fixes the calls.
+        calls: The number of calls of all operators together.
+        seed: The seed of the calls.
         rules: The operators, all by default.
 
     Returns:
-        What became of each operator's calls.
+        The results of each operator's calls.
     """
     rules = operators() if rules is None else rules
     library = HostNpu()
@@ -148,15 +148,15 @@ def compare(chip: str, calls: int, seed: int, rules: Sequence[Operator] | None =
 
 
 def compare_all(calls: int, seed: int) -> dict[str, Tally]:
-    """Compare calls on all chips, each in a process of its own, and return what became of each operator's.
+    """Compare calls on all chips, each in its own process, and return the results of each operator.
 
     Args:
-        calls: The number of calls, which the chips and operators share.
-        seed: Fixes the calls.
+        calls: The number of calls on all chips and of all operators together.
+        seed: The seed of the calls.
     """
     chips = host_npu.SOCS
     tallies: dict[str, Tally] = {}
-    # Its processes are made from one that has imported this and has not loaded the libraries.
+    # The processes fork from one that has imported this module but not loaded the libraries.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     for index, chip in enumerate(chips):

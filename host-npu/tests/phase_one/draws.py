@@ -1,4 +1,4 @@
-"""Random tensors and calls: most are accepted, the others differ from these in one place or two."""
+"""Random tensors and calls: most are valid, the others differ from valid ones in one or two places."""
 
 import math
 import random
@@ -16,8 +16,8 @@ class Draw:
     """Random choices for calls on a chip.
 
     Args:
-        chip: The chip, as the host NPU names it.
-        seed: Fixes all choices.
+        chip: The chip, as named by the host NPU.
+        seed: The seed of all choices.
     """
 
     def __init__(self, chip: str, seed: int) -> None:
@@ -26,19 +26,19 @@ class Draw:
         self.random = random.Random(f"{chip} {seed}")
 
     def chance(self, probability: float) -> bool:
-        """Return true with a probability."""
+        """Return true with this probability."""
         return self.random.random() < probability
 
     def one(self, of: Sequence[T]) -> T:
-        """Return one of several."""
+        """Return one of several values."""
         return of[int(self.random.random() * len(of))]
 
     def size(self, zero: float = 0.03) -> int:
-        """Return a size, with a probability zero."""
+        """Return a size, which is zero with this probability."""
         return 0 if self.chance(zero) else self.one(_SIZES)
 
     def shape(self, least: int = 0, most: int = 4) -> Shape:
-        """Return a shape of a rank from ``least`` to ``most``, now and then to 8."""
+        """Return a shape of a rank from ``least`` to ``most``, occasionally up to 8."""
         most = 8 if self.chance(0.05) else most
         return tuple(self.size() for _ in range(self.random.randint(least, most)))
 
@@ -48,15 +48,15 @@ class Draw:
         return tuple(1 if self.chance(0.3) else size for size in shape)
 
     def dtype(self) -> int:
-        """Return a floating type that the chip has."""
+        """Return a floating dtype of the chip."""
         return self.one(self.floats)
 
     def format(self, other: float = 0.1) -> int:
-        """Return a format, ND but with a probability."""
+        """Return a format: ND, or with this probability any."""
         return self.one(FORMATS) if self.chance(other) else ND
 
     def tensor(self, shape: Shape, dtype: int, format: int | None = None) -> Tensor:
-        """Return a tensor that lies in its storage in one of many ways, nearly always inside."""
+        """Return a tensor with one of many layouts in its storage, rarely outside of it."""
         view, offset, storage = strides(shape), 0, shape
         if self.chance(0.3):
             view, offset, storage = self._layout(shape)
@@ -81,10 +81,10 @@ class Draw:
             axis = self.random.randrange(len(shape))
             offset = max(0, view[axis] * (shape[axis] - 1))
             view[axis] = -view[axis]
-        elif kind < 0.9:  # strides of single elements mean nothing
+        elif kind < 0.9:  # strides of size 1 are arbitrary
             view = [self.one((0, 9, -3)) if size == 1 else stride for size, stride in zip(shape, view, strict=True)]
         last = offset + sum(max(0, step * (size - 1)) for size, step in zip(shape, view, strict=True))
-        if self.chance(0.05):  # too small, which only copies look at
+        if self.chance(0.05):  # a storage that is too small, which only copies check
             return tuple(view), offset + self.one((0, -1, 3)), (max(1, last),)
         rest = self.one((0, 0, 1, 10))
         if self.chance(0.3) and rest == 0 and math.prod(shape) == last + 1:
@@ -92,7 +92,7 @@ class Draw:
         return tuple(view), offset, (last + 1 + rest,)
 
     def spoil(self, call: Call, odd: Mapping[str, Sequence[object]]) -> None:
-        """Change one argument, which may or may not make the call one that is refused.
+        """Change one argument, which may make the call invalid.
 
         Args:
             call: The call.

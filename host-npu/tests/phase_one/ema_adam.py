@@ -1,4 +1,4 @@
-"""aclnnApplyFusedEmaAdam, whose C++ is generated and runs in another kind of executor than the others'.
+"""aclnnApplyFusedEmaAdam, whose C++ is generated and uses another kind of executor than the other operators.
 
 Sources: ops-nn ``optim/apply_fused_ema_adam/op_host`` (definition and tiling); the generator of asc-devkit; opbase
 ``individual_op/executor/indv_executor.cpp``, ``indv_executor_tensor.cpp`` and ``format_utils.h`` (``ToAclFormat``);
@@ -46,16 +46,16 @@ _LIBRARY = 16 * 1024 * 1024
 
 def ema_adam(call: Call, chip: str) -> Answer:
     """The step of the optimizer."""
-    # The executor is made first, and there is none for these chips.
+    # The executor is created first, and does not exist for these chips.
     require(chip not in ("Ascend910", "Ascend310P"), NULL_POINTER, "chip")
     states = (call.var, call.m, call.v, call.s)
     tensors = (call.grad, *states, call.step)
     require_present(tensors)
     require(call.executor, NULL_POINTER, "null executor")
     if not call.workspace_size:
-        # A refusal that the generated code takes for a hit of its cache.
+        # The generated code treats this refusal as a cache hit.
         return Answer()
-    # What has strides is copied before anything else is looked at, in a private format too.
+    # Strided tensors are copied before anything else is checked, also in a private format.
     copies = [tensor for tensor in tensors if not tensor.dense]
     copy_contiguous(*copies)
     like_nd = (ND, NCL, NCHW, NHWC, NCDHW, DHWCN)
@@ -66,7 +66,7 @@ def ema_adam(call: Call, chip: str) -> Answer:
     if all(state.empty for state in states):
         return Answer(workspace=0 if not copies else None)
     require(all(state.shape == call.grad.shape for state in states), TILING, "shapes differ")
-    # The copies back are described by an aclFormat, which has no name for one of these.
+    # The copies back are described by an aclFormat, which has no name for this format.
     nameless = any(state.format == DHWCN and not state.dense for state in states)
     require(not nameless, INNER_NULL_POINTER, "strided DHWCN")
     return Answer(workspace=_LIBRARY if not copies else None)

@@ -48,7 +48,7 @@ _CORES_OF_910 = 32
 
 
 def embedding(call: Call, chip: str) -> Answer:
-    """Rows of a weight; out's last size is compared with the weight's by the copy of the result alone."""
+    """Rows of a weight. Only the copy of the result compares out's last size with the weight's."""
     require_results(call)
     weight, indices, out = call.weight, call.indices, call.out
     require_present((weight, indices, out))
@@ -67,7 +67,7 @@ def embedding(call: Call, chip: str) -> Answer:
 
 
 def embedding_dense_backward(call: Call, chip: str) -> Answer:
-    """The gradient of the weight; the sizes are compared as products."""
+    """The gradient of the weight. Sizes are compared as products."""
     require_results(call)
     grad, indices, out = call.grad, call.indices, call.out
     require_present((grad, indices, out))
@@ -83,7 +83,7 @@ def embedding_dense_backward(call: Call, chip: str) -> Answer:
     for tensor in (grad, indices, out):
         require(tensor.storage_format not in PRIVATE, INVALID, "private format")
     if grad.empty or indices.empty:
-        # The zeros are made like out, which is copied for that.
+        # The zeros have out's layout, for which out is copied.
         copy_contiguous(out)
         return Answer()
     copy_contiguous(grad, indices)
@@ -107,7 +107,7 @@ def _require_kernel(call: Call, chip: str, rows: int, dim: int) -> None:
     elif call.scale:
         counts = call.num_weights // _CORES_OF_910 + call.num_weights % _CORES_OF_910
         bytes_of_a_count, bytes_of_a_column = (8, 20) if call.indices.dtype == INT64 else (4, 36)
-        # The document's divisions are those of integers, as in the counts.
+        # The document's divisions are integer divisions, as in the counts.
         fits = dim < (180192 - counts * bytes_of_a_count) // bytes_of_a_column
         require(fits, INNER_NULL_POINTER, "too large to scale")
 
@@ -127,7 +127,7 @@ def draw_forward(draw: Draw) -> Call:
 def draw_backward(draw: Draw) -> Call:
     """Draw a call of aclnnEmbeddingDenseBackward."""
     indices = () if draw.chance(0.2) else draw.shape(0, 3)
-    # Around the limits of the kernels of the Ascend910, for 4 rows, and of the 950.
+    # Around the limits of the kernels of the Ascend910, for 4 rows, and of the Ascend950.
     dim = draw.one((2048, 2056, 5004, 5005, 9007, 9008)) if draw.chance(0.2) else draw.size()
     rows = indices if draw.chance(0.8) else (math.prod(indices),)
     num_weights = draw.one((4, 4, 4096, 5 * dim, 5 * dim + 1, 44000)) if draw.chance(0.3) else draw.size()

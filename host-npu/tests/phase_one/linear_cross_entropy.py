@@ -2,7 +2,7 @@
 
 Sources: ops-nn ``matmul/fused_linear_online_max_sum``, ``loss/fused_cross_entropy_loss_with_max_sum`` and
 ``matmul/fused_linear_cross_entropy_loss_grad``: ``aclnn_*.cpp``, what they call in ``l0op``, and the tilings.
-In the version these rules are of (9.1.0) the last one knows the Ascend910B and the Ascend910_93 alone.
+In the version of these rules (9.1.0), the last one supports only the Ascend910B and the Ascend910_93.
 """
 
 import math
@@ -49,7 +49,7 @@ def _ceil(value: int, of: int) -> int:
 
 
 def _workspace(size: int) -> int:
-    """What CANN's allocator makes of a kernel's workspace: 32 bytes more, in multiples of 512."""
+    """Return the size that CANN's allocator uses for a kernel's workspace: 32 bytes more, in multiples of 512."""
     return _ceil(size + 32, 512) * 512
 
 
@@ -90,7 +90,7 @@ def online_max_sum(call: Call, chip: str) -> Answer:
         copy_view(out.shape, out.dtype, out, call.target.storage_format)
     if call.logits is not None:
         copy_view(call.logits.shape, call.logits.dtype, call.logits, call.input.storage_format)
-    # Without a kernel, and where the tiling refuses, phase one succeeds: it does not look at the launch's result.
+    # If there is no kernel or the tiling refuses, phase one still succeeds: it ignores the result of the launch.
     if chip not in _A2_A3 or not _dense(call):
         return Answer()
     cubes = min(_CUBES, _ceil(m, 128) * _ceil(n, 256))
@@ -99,7 +99,7 @@ def online_max_sum(call: Call, chip: str) -> Answer:
 
 
 def loss_with_max_sum(call: Call, chip: str) -> Answer:
-    """The loss of the statistics, and the softmax of logits, whose rows are not compared with the statistics'."""
+    """The loss and the softmax from the statistics. The rows of the logits are not compared with the statistics."""
     require_results(call)
     vectors = (call.max, call.sum, call.predicted, call.loss)
     require_present(vectors)
@@ -119,7 +119,7 @@ def loss_with_max_sum(call: Call, chip: str) -> Answer:
     rows = call.max.shape[0]
     if chip in _A2_A3 and logits is None and rows == 0:
         raise Undefined("FusedCrossEntropyLossWithMaxSum without logits and rows divides by zero")
-    # As above: what the tiling refuses and where there is no kernel, phase one does not see.
+    # As above, phase one ignores refusals of the tiling and missing kernels.
     if not _dense(call) or chip in ("Ascend910", "Ascend310P"):
         return Answer()
     refused = chip == "Ascend950" and (rows == 0 if logits is None else logits.empty)
@@ -127,13 +127,13 @@ def loss_with_max_sum(call: Call, chip: str) -> Answer:
 
 
 class LossGrad:
-    """The gradients; the tiling keeps what a large call set, for all calls after it."""
+    """The gradients. The tiling keeps a setting of a large call for all later calls."""
 
     def __init__(self) -> None:
         self._base = (128, 256)
 
     def __call__(self, call: Call, chip: str) -> Answer:
-        """Answer a call."""
+        """Return the answer to a call."""
         require_results(call)
         statistics = (call.max, call.sum) if call.softmax is None else (call.softmax,)
         inputs = (call.grad, call.input, call.weight, call.mask, call.masked_target)
@@ -179,7 +179,7 @@ class LossGrad:
         require(call.weight_grad.shape == (vocabulary, hidden), INVALID, "weightGradOut's shape")
 
     def _tile(self, call: Call) -> int:
-        """Refuse what the tiling refuses, and return the size of the workspace."""
+        """Refuse what the tiling refuses, and return the workspace size."""
         rows, (vocabulary, hidden) = call.grad.shape[0], call.weight.shape
         if call.softmax is None:
             require(hidden <= 65535, INNER_NULL_POINTER, "large hidden size")
@@ -190,7 +190,7 @@ class LossGrad:
         base_m, base_n = self._base
         padded, tail = _ceil(rows, 16) * 16, rows % 64 or 64
         require(padded - tail <= 65535, INNER_NULL_POINTER, "many rows")
-        # Half of the unified buffer of 192 KiB, but for 32 bytes, holds a row of the softmax.
+        # A row of the softmax must fit into half of the unified buffer of 192 KiB minus 32 bytes.
         require(_ceil(vocabulary * 4, 64) * 64 <= (196608 - 32) // 2, INNER_NULL_POINTER, "large vocabulary")
         require(hidden <= 65535, INNER_NULL_POINTER, "large hidden size")
         blocks = max(_ceil(rows, base_m), _ceil(vocabulary, base_m))

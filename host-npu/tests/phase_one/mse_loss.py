@@ -27,7 +27,7 @@ ODD = {"reduction": (-1, 0, 1, 2, 3, 2**40)}
 def _forward(call: Call, chip: str) -> Shape:
     require_results(call)
     require_present((call.self, call.target, call.out))
-    # What floats promote to is a float of the chip.
+    # Floats promote to a float that the chip supports.
     for tensor in (call.self, call.target, call.out):
         require_dtype(tensor, floats(chip))
     require(0 <= call.reduction <= 2, INVALID, "reduction")
@@ -36,11 +36,11 @@ def _forward(call: Call, chip: str) -> Shape:
 
 
 def mse_loss(call: Call, chip: str) -> Answer:
-    """The loss, or the losses, with an output that has no dimensions for a mean and a sum."""
+    """The loss or losses. For a mean or sum, the output has no dimensions."""
     shape = _forward(call, chip)
     require(call.out.shape == (() if call.reduction else shape), INVALID, "out's shape")
     if call.self.empty or call.target.empty:
-        # A mean and a sum fill their output, by a kernel.
+        # A mean or sum fills its output with a kernel.
         return Answer(workspace=None if call.reduction else 0)
     copy_contiguous(call.self, call.target)
     return Answer()
@@ -59,7 +59,7 @@ def mse_loss_out(call: Call, chip: str) -> Answer:
 
 
 def mse_loss_backward(call: Call, chip: str) -> Answer:
-    """The gradient; nothing is promoted, out is cast to."""
+    """The gradient. Inputs are not promoted; the result is cast to out."""
     require_results(call)
     inputs = (call.grad, call.self, call.target)
     require_present((*inputs, call.out))

@@ -1,4 +1,4 @@
-"""Tensors as ``aclCreateTensor`` describes them, and the rules that opbase and ops-math have for all operators.
+"""Tensors as described by ``aclCreateTensor``, and the rules of opbase and ops-math for all operators.
 
 Sources: opbase ``composite_op/utils/tensor_view_utils.cpp``, ``common/utils/shape_utils.cpp``, ``format_utils.cpp``
 and ``common_types.cpp``; ops-math ``conversion/contiguous/op_host/op_api/contiguous.cpp``.
@@ -18,7 +18,7 @@ UINT16, UINT32, UINT64, COMPLEX64, COMPLEX128, UNDEFINED = 7, 8, 10, 16, 17, -1
 DTYPES = (FLOAT, FLOAT16, BF16, INT8, INT32, UINT8, INT16, UINT16, UINT32, INT64, UINT64, DOUBLE, BOOL, COMPLEX64)
 DTYPES += (COMPLEX128, UNDEFINED)
 
-# aclFormat, and numbers of ge::Format that it has no name for
+# aclFormat, and numbers of ge::Format without a name in aclFormat
 NCHW, NHWC, ND, NC1HWC0, FRACTAL_Z, NC1HWC0_C04, HWCN, NDHWC, FRACTAL_NZ = 0, 1, 2, 3, 4, 12, 16, 27, 29
 NCDHW, DHWCN, NDC1HWC0, FRACTAL_Z_3D, NC, NCL, NZ_C0_16, NZ_C0_32, NZ_C0_2 = 30, 31, 32, 33, 35, 47, 50, 51, 52
 FRACTAL_Z_C04, CHWN, NO_FORMAT = 13, 14, -1
@@ -49,12 +49,12 @@ class Tensor:
 
     @property
     def storage_format(self) -> int:
-        """The storage's format, for which aclFormat's "undefined" is a number of its own."""
+        """Return the storage's format, in which aclFormat's "undefined" has its own number."""
         return 255 if self.format == NO_FORMAT else self.format
 
     @property
     def dense(self) -> bool:
-        """Whether the strides are those of a contiguous tensor, whatever the format."""
+        """Return whether the strides are those of a contiguous tensor, whatever the format."""
         if self.numel < 2:
             return True
         expected = 1
@@ -68,18 +68,18 @@ class Tensor:
 
     @property
     def contiguous(self) -> bool:
-        """Whether it is taken for contiguous; a private format always is."""
+        """Return whether CANN treats it as contiguous; private formats always are."""
         return self.storage_format in PRIVATE or self.dense
 
     @property
     def inside(self) -> bool:
-        """Whether all elements are in the storage."""
+        """Return whether all elements are in the storage."""
         steps = [stride * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True)]
         last = self.offset + sum(max(0, step) for step in steps)
         return self.offset + sum(min(0, step) for step in steps) >= 0 and last < math.prod(self.storage)
 
     def but(self, **changes: object) -> "Tensor":
-        """Return it with something changed; a new shape is contiguous and fills its storage."""
+        """Return a copy with changes; a new shape is contiguous and fills its storage."""
         if "shape" in changes and "strides" not in changes:
             changes = {"strides": strides(changes["shape"]), "storage": changes["shape"], "offset": 0, **changes}
         return replace(self, **changes)
@@ -94,26 +94,26 @@ def strides(shape: Shape) -> Shape:
 
 
 class Refused(Exception):
-    """Phase one answers with a status; ``logged`` is whether aclGetRecentErrMsg has a text."""
+    """A refusal by phase one with a status; ``logged`` is whether aclGetRecentErrMsg has a text."""
 
     def __init__(self, status: int, why: str, logged: bool = True) -> None:
         super().__init__(status, why)
         self.status, self.why, self.logged = status, why, logged
-        # As in an Answer.
+        # Like in Answer.
         self.views: dict[str, Shape] = {}
 
 
 class Undefined(Exception):
-    """What CANN does is undefined or not to be known; the argument names the class."""
+    """Undefined or unknown behavior of CANN; the argument names the class."""
 
 
 @dataclass
 class Answer:
-    """Phase one succeeds."""
+    """The success of phase one."""
 
-    # The size of the workspace, where a document or a source has it.
+    # The workspace size, if a document or a source states it.
     workspace: int | None = None
-    # The outputs whose views are changed, with their new shapes.
+    # The outputs whose views change, with their new shapes.
     views: dict[str, Shape] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ def require(condition: bool, status: int, why: str) -> None:
 
 
 def require_results(call: Call) -> None:
-    """Refuse null pointers for the results, which is the first check of every composed operator."""
+    """Refuse null pointers for the results, the first check of every composed operator."""
     require(call.workspace_size and call.executor, NULL_POINTER, "null workspaceSize or executor")
 
 
@@ -144,7 +144,7 @@ def floats(chip: str) -> tuple[int, ...]:
 
 
 def broadcast(first: Shape, second: Shape) -> Shape | None:
-    """Return the shape that two broadcast to, if there is one."""
+    """Return the shape that both broadcast to, or ``None``."""
     rank = max(len(first), len(second))
     result = []
     for one, other in zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True):
@@ -155,21 +155,21 @@ def broadcast(first: Shape, second: Shape) -> Shape | None:
 
 
 def require_broadcast(first: Shape, second: Shape) -> Shape:
-    """Return the shape that two broadcast to, or refuse."""
+    """Return the shape that both broadcast to, or refuse."""
     result = broadcast(first, second)
     require(result is not None, INVALID, "broadcast")
     return result
 
 
 def copy_contiguous(*tensors: Tensor | None) -> None:
-    """``l0op::Contiguous``: what is copied has to be in its storage."""
+    """``l0op::Contiguous``: a copied tensor must be inside its storage."""
     for tensor in tensors:
         if tensor is not None and not tensor.contiguous:
             require(tensor.inside, INNER_NULL_POINTER, "view outside of its storage")
 
 
 def same_shape(result: Shape, out: Shape) -> bool:
-    """Whether a result fits an output: one element fits any shape of one element."""
+    """Return whether a result fits an output: one element fits any shape of one element."""
     return result == out or math.prod(result) == math.prod(out) == 1
 
 
