@@ -25,14 +25,14 @@ struct EagerCalls {
     }
 
   private:
-    static constexpr int64_t kMaxRank = 8;  // of CANN's operators
+    static constexpr int64_t kMaxRank = 8;  // CANN's limit
 
     static bool is_ordinary(const at::Tensor& tensor) {
         const c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
                                             c10::DispatchKey::Functionalize});
         const bool is_supported = c10::isFloatingType(tensor.scalar_type())
                                       ? dtypes[static_cast<size_t>(tensor.scalar_type())] && tensor.dim() <= kMaxRank
-                                      : tensor.dim() < kMaxRank;  // indices, whose rows have one dimension more
+                                      : tensor.dim() < kMaxRank;  // indices: the rank of the result is one higher
         return is_supported && !tensor.key_set().has_any(wrappers) && !tensor._fw_grad(0).defined();
     }
     static bool is_ordinary(const std::optional<at::Tensor>& tensor) {

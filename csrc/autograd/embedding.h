@@ -9,7 +9,7 @@
 namespace torch_aclnn_ops {
 
 // The autograd function of an embedding for eager calls. Backward::call() is the gradient, which does not depend on the
-// table.
+// weight.
 template <class Function, class Backward>
 struct Embedding : torch::autograd::Function<Function> {
     static constexpr auto name = "embedding";
@@ -20,7 +20,8 @@ struct Embedding : torch::autograd::Function<Function> {
     }
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& weight, int64_t padding_idx, bool scale_grad_by_freq) {
-        // The result would otherwise be a view, and autograd refuses to change a view from a Function in place.
+        // The result would otherwise be a view, and autograd does not allow in-place changes of a view returned by a
+        // Function.
         const at::AutoDispatchBelowADInplaceOrView below;
         context->save_for_backward({input});
         context->saved_data["options"] = std::tuple(weight.size(0), padding_idx, scale_grad_by_freq);

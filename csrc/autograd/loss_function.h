@@ -20,13 +20,13 @@ inline std::optional<at::Tensor> given(const at::Tensor& tensor) {
 // because torch demangles its name in every backward pass.
 template <class Loss>
 struct LossFunction : torch::autograd::Function<Loss> {
-    // Whether the gradient of the target is the negative of that of the input.
+    // Whether the target's gradient is the negated input's gradient.
     static constexpr bool is_function_of_difference = false;
 
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t reduction) {
         const at::AutoDispatchBelowADInplaceOrView below;
-        // The caller has applied autocast, which raises for some losses.
+        // The caller has already applied autocast, which raises for some losses.
         const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
         context->save_for_backward({input, target, weight.value_or(at::Tensor())});
         context->saved_data["reduction"] = reduction;

@@ -23,7 +23,7 @@ bool needs_derivative(const Number&, bool) {
 template <class Operator, class Function>
 struct RawOperator;
 
-// An Operator has the name of the raw operator, and run() with its arguments and result.
+// An Operator has the name of the raw operator, and a function run() with its arguments and result.
 template <class Operator, class Result, class... Parameters>
 struct RawOperator<Operator, Result (*)(Parameters...)> {
     static Result call(Parameters... arguments) { return handle().call(arguments...); }

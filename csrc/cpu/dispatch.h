@@ -1,4 +1,4 @@
-// To which kernel a call is dispatched.
+// Whether calls are dispatched to the CPU kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@ c10::DispatchKeySet keys_of(const Argument& argument) {
     }
 }
 
-// Whether a call is dispatched to the CPU kernel after autograd and the keys that are skipped.
+// Whether a call is dispatched to the CPU kernel, apart from autograd and the `skipped` keys.
 template <class... Arguments>
 bool reaches_cpu(c10::DispatchKeySet skipped, const Arguments&... arguments) {
     skipped = skipped | c10::autograd_dispatch_keyset_with_ADInplaceOrView |

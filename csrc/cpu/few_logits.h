@@ -1,4 +1,4 @@
-// The commonest call of linear_cross_entropy with few logits, whose cost is mostly that of looking at its arguments.
+// The most common call of linear_cross_entropy with few logits, which mostly costs the checks of its arguments.
 #pragma once
 
 #include <ATen/ops/cross_entropy_loss.h>
@@ -22,8 +22,8 @@ struct FewLogits {
     }
 };
 
-// Calls of which torch's functions compute the loss as they stand: float32 rows that all have a class, outside of
-// modes, transforms and autocast. The head is not the result of an operator, as a part of a sharded one would be.
+// Calls whose loss torch's functions compute directly: float32 rows that all have a class, outside of modes, transforms
+// and autocast. The head is not the result of an operator, as a part of a sharded head would be.
 struct FewLogitsCalls {
     static bool include(const at::Tensor& input, const at::Tensor& linear_weight,
                         const std::optional<at::Tensor>& linear_bias, const at::Tensor& target, int64_t /*reduction*/,

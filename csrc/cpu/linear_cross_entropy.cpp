@@ -26,7 +26,7 @@ namespace {
 // Two adjacent features, as the bfloat16 instructions require.
 using Pair = std::array<at::BFloat16, 2>;
 
-// A panel of classes is packed once and stays in the L2 cache while it is multiplied with all rows.
+// A panel of classes is packed once and stays in the L2 cache while all rows are multiplied by it.
 constexpr int64_t kClasses = 128;
 constexpr int64_t kRows = 256;
 constexpr int64_t kFeatures = 512;
@@ -39,7 +39,7 @@ void check(const at::Tensor& tensor, const char* const name, const at::ScalarTyp
                       " and strides ", tensor.strides());
 }
 
-// Transposes a matrix of four rows and four columns.
+// Transposes a 4 x 4 matrix.
 void transpose(const at::BFloat16* const from, const int64_t stride, Pair* const to, const int64_t to_stride) {
 #ifdef __SSE__
     const auto load = [&](const int64_t row) {
@@ -60,10 +60,10 @@ void transpose(const at::BFloat16* const from, const int64_t stride, Pair* const
 #endif
 }
 
-// Packs the transpose of some rows of the head: a pair of each class, then the next pair of each class.
+// Packs the transpose of some rows of the head: a pair of features of each class, then the next pair of each class.
 void pack(const at::BFloat16* const weight, const int64_t stride, const int64_t classes, const int64_t features,
           std::vector<Pair>& panel) {
-    constexpr int64_t kTile = 4, kBlock = 16;  // rows that are read side by side
+    constexpr int64_t kTile = 4, kBlock = 16;  // rows that are read together
     const int64_t pairs = features / 2, whole_rows = classes / kTile * kTile, whole_pairs = pairs / kTile * kTile;
     for (int64_t first = 0; first < whole_rows; first += kBlock) {
         const int64_t last = std::min(first + kBlock, whole_rows);
@@ -80,7 +80,7 @@ void pack(const at::BFloat16* const weight, const int64_t stride, const int64_t 
     }
 }
 
-// Multiplies all rows of the input with a packed panel of the head.
+// Multiplies all rows of the input by a packed panel of the head.
 void multiply(const at::BFloat16* const input, const int64_t input_stride, const std::vector<Pair>& panel,
               const int64_t rows, const int64_t classes, const int64_t features, float* const out,
               const int64_t out_stride) {

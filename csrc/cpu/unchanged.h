@@ -1,4 +1,4 @@
-// Whether the tensors of an optimizer are those of its last step, for thousands of tensors in every step.
+// Fast checks that an optimizer's tensors have not changed since its last step, for thousands of tensors.
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -8,8 +8,8 @@
 
 namespace torch_aclnn_ops {
 
-// Whether lists, tuples, and dicts, each key before its value, hold these objects in this order. The objects, mostly
-// not in the cache, are not read.
+// Whether lists, tuples and dicts (each key before its value) contain exactly these objects, in this order. Does not
+// access the objects, which are mostly not in the cache.
 inline bool holds(const pybind11::list& containers, const pybind11::list& objects) {
     Py_ssize_t place = 0;
     const auto is_next = [&](PyObject* object) {
@@ -41,7 +41,7 @@ inline bool holds(const pybind11::list& containers, const pybind11::list& object
     return place == PyList_GET_SIZE(objects.ptr());
 }
 
-// Whether tensors, none of which is a subclass, have these gradients.
+// Whether tensors have these gradients. None of the tensors may be a subclass.
 inline bool have_grads(const pybind11::list& tensors, const pybind11::list& grads) {
     if (tensors.size() != grads.size()) {
         return false;
@@ -58,7 +58,7 @@ inline bool have_grads(const pybind11::list& tensors, const pybind11::list& grad
     return true;
 }
 
-// A hash of the addresses, dtypes, sizes and strides of tensors, none of which is a subclass.
+// Returns a hash of the addresses, dtypes, sizes and strides of tensors. None of them may be a subclass.
 inline uint64_t placement(const pybind11::list& tensors) {
     uint64_t hash = tensors.size();
     const auto mix = [&hash](uint64_t value) {

@@ -1,4 +1,4 @@
-// The part of CANN's API that the extension uses: signatures of operators, and some functions of the base API.
+// The part of CANN's API that the extension uses: signatures of operators and functions of the base API.
 //
 // CANN's headers are not needed to build: signatures are written from CANN's documentation, each in the operator's own
 // file, and aclnn_api_check.py compares them with CANN's headers if a toolkit is installed.
@@ -23,7 +23,7 @@ constexpr Status kSuccess = 0;
 // Phase two has one signature for all operators.
 using PhaseTwo = Status(void* workspace, uint64_t workspace_size, aclOpExecutor* executor, aclrtStream stream);
 
-// The base API. Destroying a null pointer is allowed.
+// The base API. The destroy functions accept null pointers.
 using CreateTensor = aclTensor*(const int64_t* view_sizes, uint64_t view_rank, aclDataType dtype,
                                 const int64_t* strides, int64_t offset, aclFormat format, const int64_t* storage_sizes,
                                 uint64_t storage_rank, void* storage);
@@ -40,9 +40,8 @@ using In = const aclTensor*;
 using Out = aclTensor*;
 using Scalar = const aclScalar*;
 
-// What an operator derives from: the C types that phase one of CANN's function takes. Beside them it has the function's
-// name as cann, and the names of the parameters, so that launch() can check the C++ types of a call when it is
-// compiled.
+// The base class of an operator: the C types of the parameters of CANN's phase one. The operator also has the
+// function's name, `cann`, and the parameters' names, so that launch() checks the types of a call at compile time.
 template <class... Types>
 struct Signature {
     using Parameters = std::tuple<Types...>;

@@ -1,6 +1,6 @@
-"""Makes the source that compares our signatures with CANN's own headers, where a toolkit is on the include path.
+"""Generate a source that compares our signatures with CANN's headers, if a toolkit is on the include path.
 
-The signatures are found in the operators' sources, so that none of them can be forgotten.
+The signatures are found in the operators' sources, so none can be forgotten.
 """
 
 import re
@@ -35,13 +35,13 @@ static_assert(std::is_same_v<decltype(aclnn{name}), aclnn::PhaseTwo>,
 
 
 def signatures() -> dict[str, str]:
-    """Return the signature of each function of CANN, by its name without aclnn."""
+    """Return the signatures of CANN's functions, by name without aclnn."""
     sources = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cpp")))
     return {found["name"]: " ".join(found["signature"].split()) for found in _OPERATOR.finditer(sources)}
 
 
 def source() -> str:
-    """Return the text of the source: for each operator that has a header, two assertions."""
+    """Return the text of the source: two assertions for each operator that has a header."""
     checks = [
         _CHECK.format(header=re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(), name=name, signature=signature)
         for name, signature in signatures().items()

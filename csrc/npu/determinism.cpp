@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-// Weak: torch_npu exports these two since 2.13.0, and the runtime's function is in a library of CANN.
+// Weak: torch_npu exports these two from 2.13.0, and the runtime's function is in a library of CANN.
 namespace c10_npu {
 uint32_t GetDeterministicLevel() __attribute__((weak));
 }
@@ -47,7 +47,7 @@ void apply_determinism() {
     if (is_deterministic()) {
         was_asked_for = true;
     }
-    // Programs that never enable it have no overhead. If another operator has left it enabled, kernels are only slower.
+    // Programs that never enable it have no overhead. If another operator left it enabled, kernels are only slower.
     if (was_asked_for) {
         (torch_npu_has_levels() ? apply_through_torch_npu : apply_determinism_to_context)();
     }

@@ -21,16 +21,16 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
     static constexpr auto name = Operator::name;
     using RawOperator<Operator, Result (*)(Parameters...)>::handle;
 
-    // The kernel for npu tensors. Its first argument is a tensor for every operator; the others must be on its device.
+    // The kernel for NPU tensors. The first argument of every operator is a tensor; the others must be on its device.
     static Result kernel(Parameters... arguments) { return checked(Operator::run, arguments...); }
 
-    // Calls a function with the operator's arguments as kernel() does: on their device, with the operator's checks.
+    // Calls a function with the operator's arguments like kernel(): on their device, with the operator's checks.
     template <class Function>
     static auto checked(const Function& function, Parameters... arguments) {
         if (checks_values.load(std::memory_order_relaxed)) {
             check_in_python(Operator::name, {c10::IValue(arguments)...}, true);
         }
-        // On a chip without the operator, some CANN operators fail only in the queue, which stops the queue.
+        // On chips that lack an operator, some of CANN's functions fail only in the queue, which stops the queue.
         if (!chip_has_it.load(std::memory_order_relaxed)) {
             check_chip_in_python(Operator::name, {c10::IValue(arguments)...});
             chip_has_it.store(true, std::memory_order_relaxed);
@@ -46,7 +46,7 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
             return function(arguments...);
         } catch (const c10::Error&) {
             // Arguments that are invalid on every device raise the same exception everywhere. Other errors are specific
-            // to this device: unsupported arguments, and failures.
+            // to this device: unsupported arguments and failures.
             check_in_python(Operator::name, {c10::IValue(arguments)...}, false);
             throw;
         }

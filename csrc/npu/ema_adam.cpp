@@ -16,7 +16,7 @@
 namespace torch_aclnn_ops {
 namespace {
 
-// All factors are doubles, though the kernel computes in float.
+// All factors are doubles, although the kernel computes in float.
 struct ApplyFusedEmaAdam
     : Signature<In, Out, Out, Out, Out, In, double, double, double, double, double, int64_t, bool, double> {
     static constexpr auto name = "apply_fused_ema_adam_";
@@ -29,7 +29,7 @@ struct ApplyFusedEmaAdam
                     double beta2, double eps, int64_t weight_decay_mode, bool bias_correction, double weight_decay);
 };
 
-// Whether the in-place checks, which are in Python, may fail and must be run.
+// Whether the in-place checks in Python may fail and must be run.
 bool may_be_refused(std::initializer_list<const at::Tensor*> written, std::initializer_list<const at::Tensor*> read) {
     std::vector<const at::Tensor*> others(read);
     for (const at::Tensor* state : written) {
@@ -62,11 +62,11 @@ struct Tensors {
     const at::Tensor& step;
 };
 
-// The numbers are those of the operator, from lr to weight_decay.
+// The numbers are the operator's arguments from lr to weight_decay.
 template <class... Numbers>
 Launch prepare_call(const Tensors& t, Numbers... numbers) {
     const int64_t weight_decay_mode = std::get<5>(std::tuple(numbers...));
-    // In another mode CANN uses the gradient as the weight, and it reads the first element of step unchecked.
+    // In other modes CANN uses the gradient as the weight; it also reads the first element of step unchecked.
     TORCH_CHECK((weight_decay_mode == 0 || weight_decay_mode == 1) && t.step.numel() > 0, ApplyFusedEmaAdam::name,
                 ": weight_decay_mode or step is wrong");
     if (may_be_refused({&t.var, &t.m, &t.v, &t.s}, {&t.grad, &t.step})) {
@@ -98,7 +98,7 @@ void ApplyFusedEmaAdam::run(const at::Tensor& grad, const at::Tensor& var, const
     with_numbers([&](auto... numbers) { enqueue_call(launch, workspace, tensors, numbers...); });
 }
 
-// Adds one to all step counts: by one launch if they lie side by side in one tensor, as FusedEmaAdam's do.
+// Adds one to all step counts, with one launch if they are adjacent in one tensor, as FusedEmaAdam's are.
 void increment(const std::vector<at::Tensor>& steps) {
     for (size_t begin = 0; begin < steps.size();) {
         const at::Tensor& first = steps[begin];

@@ -18,7 +18,7 @@ bool skips_padding_wrongly(int64_t rows, int64_t features, int64_t num_weights, 
 
 namespace {
 
-// The output is const here, and both counts are unsigned.
+// CANN declares the output const and both counts unsigned.
 struct EmbeddingDenseBackward : Signature<In, In, uint64_t, uint64_t, bool, In> {
     static constexpr auto name = "embedding_dense_backward";
     static constexpr auto cann = "aclnnEmbeddingDenseBackward";
@@ -35,7 +35,7 @@ uint64_t padding_index_or_none(int64_t padding_idx) {
 
 at::Tensor EmbeddingDenseBackward::run(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
                                        int64_t padding_idx, bool scale_grad_by_freq) {
-    // CANN takes the last dimension without asking whether there is one.
+    // CANN reads the last dimension without checking that there is one.
     TORCH_CHECK(grad_output.dim() > 0, name, ": grad_output must have at least 1 dimension");
     at::Tensor out = make_output({num_weights, grad_output.size(-1)}, grad_output.options());
     const bool goes_round =

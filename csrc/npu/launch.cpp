@@ -8,7 +8,7 @@
 
 #include "determinism.h"
 
-// Exported since op-plugin 26.0: they apply the limits that a program has set on the cores of a stream.
+// Exported from op-plugin 26.0: they apply a program's limits on the cores of a stream.
 aclrtStream GetAclStream() __attribute__((weak));
 void InitExecSubTheadCtx(aclrtStream stream) __attribute__((weak));
 
@@ -77,7 +77,7 @@ void PhaseTwoCall::release() noexcept {
 Launch::Launch(const std::string& operator_name, aclnn::PhaseTwo* phase_two, c10::Device device)
     : operator_name_(operator_name), call_(std::make_shared<PhaseTwoCall>(operator_name, phase_two)), device_(device) {
     apply_determinism();
-    // A failed torch_npu operator may have left its key for the executor cache on this thread.
+    // A failed operator of torch_npu may have left its key for the executor cache on this thread.
     if (const auto forget_pta_cache = base_api().forget_pta_cache; forget_pta_cache != nullptr) {
         forget_pta_cache();
     }
@@ -107,7 +107,7 @@ Workspace::Workspace(uint64_t size) {
 }
 
 const PhaseTwoCall& Launch::enqueue(const Workspace& workspace) {
-    // stream() without an argument, or with true, would synchronize with the queue.
+    // stream() without an argument, or with true, would wait for the queue.
     call_->stream_ = GetAclStream == nullptr ? c10_npu::getCurrentNPUStream().stream(false) : GetAclStream();
     call_->workspace_ = call_->workspace_size_ > 0 ? workspace.get() : nullptr;
     try {

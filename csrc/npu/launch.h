@@ -21,11 +21,11 @@
 
 namespace torch_aclnn_ops {
 
-// Raises, in the name of a function, if torch_npu's task queue has stopped and silently drops all work. For functions
-// that use torch_npu's operators only; a launch checks this itself.
+// Raises, with the name of a function, if torch_npu's task queue has stopped and silently drops all work. For functions
+// that only use torch_npu's operators; a launch checks this itself.
 void check_queue(const std::string& name);
 
-// Owns the resources of phase two, and releases them whether phase two runs or not.
+// Owns the resources of phase two, and releases them whether it runs or not.
 class PhaseTwoCall {
   public:
     // The name must outlive the call.
@@ -38,10 +38,10 @@ class PhaseTwoCall {
     // Runs phase two, which consumes the executor, and destroys the aclTensors and aclScalars.
     aclnn::Status run() noexcept;
 
-    // Whether run() has returned, in any thread.
+    // Whether run() has returned on any thread.
     bool has_run() const { return has_run_.load(std::memory_order_acquire); }
 
-    // What run() returned, with CANN's message, if it ran on the thread that made the call.
+    // The status and CANN's message from run(), if it ran on the thread of the call.
     aclnn::Status status() const { return status_; }
     const std::string& message() const { return message_; }
 
@@ -63,10 +63,10 @@ class PhaseTwoCall {
     std::string message_;
 };
 
-// Device memory for the phase twos of one stream, which runs them one after the other.
+// Device memory shared by the phase-two calls of one stream, which run one after another.
 //
-// It may be freed with phase two still queued: the allocator gives the memory to later work of the same stream only. To
-// free it on the queue's thread could deadlock with a thread that waits for the queue while it holds the allocator's
+// It may be freed while phase two is queued: the allocator reuses the memory only for later work of the same stream.
+// Freeing it on the queue's thread could deadlock with a thread that waits for the queue while it holds the allocator's
 // lock.
 class Workspace {
   public:
@@ -103,10 +103,10 @@ class Launch {
     uint64_t* workspace_size() { return &call_->workspace_size_; }
     aclOpExecutor** executor() { return &call_->executor_; }
 
-    // After a failure of phase one the executor must not be used, whether it was set or not.
+    // After a failure of phase one, the executor must not be used even if it was set.
     void forget_executor() { call_->executor_ = nullptr; }
 
-    // The bytes of workspace that phase two needs, known after phase one.
+    // The workspace size of phase two in bytes, known after phase one.
     uint64_t needed_workspace() const { return call_->workspace_size_; }
 
     // Queues phase two; returns its status if there is no queue.
@@ -119,7 +119,7 @@ class Launch {
     const std::string& operator_name_;
     std::shared_ptr<PhaseTwoCall> call_;
     c10::Device device_;
-    // Copies of arguments that were in a private format. The allocator orders reuse of their memory by the stream.
+    // Copies of arguments in a private format. The allocator orders the reuse of their memory by the stream.
     c10::SmallVector<at::Tensor, 1> copies_;
 };
 

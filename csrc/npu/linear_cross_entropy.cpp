@@ -30,7 +30,7 @@ struct FusedLinearOnlineMaxSum : Signature<In, In, In, int64_t, int64_t, Out, Ou
         int64_t vocab_end_index, bool return_logits);
 };
 
-// labelSmoothing is a float; a double in its place would be read as another number.
+// labelSmoothing is a float; a double would be misread.
 struct FusedCrossEntropyLossWithMaxSum : Signature<In, In, In, float, In, In, In, Out, Out> {
     static constexpr auto name = "fused_cross_entropy_loss_with_max_sum";
     static constexpr auto cann = "aclnnFusedCrossEntropyLossWithMaxSum";
@@ -79,7 +79,7 @@ bool is_given(const std::optional<at::Tensor>& tensor) { return tensor.has_value
 // CANN compares targets with the bounds of the shard in float32, which represents all integers up to this one.
 constexpr int64_t kLargestShard = 1 << 24;
 
-// Padding bits in the last byte of the mask are those of a target of 0: set, unless class 0 is in the shard.
+// Padding bits in the mask's last byte are as for a target of 0: set unless class 0 is in the shard.
 void fill_last_byte(const at::Tensor& target_mask, int64_t rows, bool has_class_0) {
     if (rows % 8 != 0 && !has_class_0) {
         target_mask.select(0, rows / 8).bitwise_or_((0xFF << (rows % 8)) & 0xFF);
@@ -98,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     const int64_t size = std::min(vocab_end_index - vocab_start_index, weight.size(0));
     TORCH_CHECK(size <= kLargestShard, name, ": a shard must have at most ", kLargestShard, " classes, but it has ",
                 size);
-    // Relative class indices, so that only the size of the shard must be exact in float32.
+    // Relative class indices, so that only the shard's size must be exact in float32.
     const at::Tensor relative_target = vocab_start_index == 0 ? target : target.sub(vocab_start_index);
     const at::TensorOptions wide = input.options().dtype(at::kFloat);
     at::Tensor logits_max = make_output({rows}, wide);
@@ -139,7 +139,8 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target_mask,
     const at::Tensor& masked_target, const std::optional<at::Tensor>& logits_max,
     const std::optional<at::Tensor>& sum_exp_logits, const std::optional<at::Tensor>& softmax) {
-    // CANN writes nothing if one of them is empty, though the gradient of the other may have elements: zeros.
+    // CANN writes nothing if input or weight is empty, though the gradient of the other may have elements, which are
+    // zeros.
     const bool is_empty = input.numel() == 0 || weight.numel() == 0;
     at::Tensor input_grad =
         is_empty ? at::zeros(input.sizes(), input.options()) : make_output(input.sizes(), input.options());

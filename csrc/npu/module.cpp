@@ -18,7 +18,7 @@ extern "C" const char* aclrtGetSocName() __attribute__((weak));
 namespace torch_aclnn_ops {
 namespace {
 
-// torch_aclnn_ops._extension sets them: check(operator_name, arguments, values), check_chip(operator_name, arguments).
+// Set by torch_aclnn_ops._extension: check(operator_name, arguments, values), check_chip(operator_name, arguments).
 PyObject* python_check = nullptr;
 PyObject* python_check_chip = nullptr;
 

@@ -16,8 +16,8 @@ struct MseLossBackward : Signature<In, In, In, int64_t, Out> {
                           int64_t reduction);
 };
 
-// The gradient has the shape that all three broadcast to, even where that is larger than self's: neither CANN nor the
-// formula sums it back.
+// The gradient has the broadcast shape of all three, even if it is larger than self's: neither CANN nor the formula
+// sums it back.
 at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
                                 int64_t reduction) {
     const bool is_same_shape = self.sizes() == target.sizes() &&

@@ -12,7 +12,7 @@
 
 namespace torch_aclnn_ops {
 
-// What the Python module exposes of an operator.
+// The functions of an operator that the Python module exposes.
 struct Registered {
     const char* name;
     const char* cann_name;
@@ -26,7 +26,7 @@ inline std::vector<Registered>& registered() {
     return operators;
 }
 
-// An Operator is a Signature, and has the name of the raw operator, and the kernel for npu tensors as run().
+// An Operator is a Signature with the name of the raw operator and the kernel for NPU tensors, run().
 template <class Operator>
 class Register {
   public:

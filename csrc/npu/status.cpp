@@ -5,7 +5,7 @@
 
 #include "symbols.h"
 
-// Weak, because the extension is not linked with CANN; libtorch_npu.so loads it.
+// Weak, because the extension does not link against CANN; libtorch_npu.so loads it.
 extern "C" const char* aclGetRecentErrMsg() __attribute__((weak));
 
 namespace torch_aclnn_ops {

@@ -18,7 +18,7 @@ std::string take_cann_message();
 // Describes a failure: operator, phase, status code, its meaning, and CANN's message.
 std::string describe_status(const char* operator_name, Phase phase, aclnn::Status status, const std::string& message);
 
-// Raises a RuntimeError with operator, phase, code, meaning, CANN's own text, and the arguments of the call.
+// Raises a RuntimeError with the operator, phase, code, meaning, CANN's message and the arguments of the call.
 [[noreturn]] void raise_status(const char* operator_name, Phase phase, aclnn::Status status, const std::string& message,
                                const std::string& arguments);
 

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <vector>
 
-// torch_npu exports its lookup since op-plugin 26.0. Weak, so that the extension also loads with older versions.
+// torch_npu exports its lookup from op-plugin 26.0. Weak, so that the extension also loads with older versions.
 void* GetOpApiFuncAddr(const char* name) __attribute__((weak));
 
 namespace torch_aclnn_ops {
@@ -35,7 +35,7 @@ std::string environment(const char* variable) {
     return value == nullptr ? "" : value;
 }
 
-// The vendors of $ASCEND_OPP_PATH/vendors, those with priority first, from a line load_priority=first,second.
+// Returns the vendors in $ASCEND_OPP_PATH/vendors, first those in the line load_priority=first,second.
 std::vector<std::string> vendor_packages(const std::string& opp_path) {
     std::vector<std::string> packages;
     std::ifstream config(opp_path + "/vendors/config.ini");

@@ -9,8 +9,8 @@
 
 namespace torch_aclnn_ops {
 
-// Finds a CANN function like torch_npu does: through torch_npu if it exports its lookup, else in custom packages,
-// vendor packages and CANN's libraries. Returns null if there is none.
+// Finds a CANN function as torch_npu does: through torch_npu if it exports its lookup, otherwise in custom packages,
+// vendor packages and CANN's libraries. Returns null if it does not exist.
 void* find_symbol(const char* name);
 
 // Describes what is missing for a CANN operator, and what works without it; empty if nothing is missing.
@@ -22,7 +22,7 @@ struct BaseApi {
     aclnn::CreateScalar* create_scalar;
     aclnn::DestroyScalar* destroy_scalar;
     aclnn::DestroyExecutor* destroy_executor;
-    void (*forget_pta_cache)();  // null where CANN does not have it
+    void (*forget_pta_cache)();  // null if CANN does not have it
 };
 const BaseApi& base_api();
 
@@ -35,7 +35,7 @@ struct Functions {
 [[noreturn]] void raise_missing(const char* operator_name);
 std::string phase_one_name(const char* operator_name);
 
-// The two functions of an operator, looked up once; raises where one is missing.
+// Returns the two functions of an operator, which are looked up once. Raises if one is missing.
 template <class Operator>
 const Functions<Operator>& functions_of() {
     static const Functions<Operator> functions = [] {

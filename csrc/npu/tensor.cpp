@@ -85,7 +85,7 @@ at::Tensor to_base_format(const at::Tensor& tensor) { return at_npu::native::npu
 AclTensor make_acl_tensor(const at::Tensor& tensor) {
     const at::Storage& storage = tensor.storage();
     const int64_t storage_size = static_cast<int64_t>(storage.nbytes() / tensor.itemsize());
-    // CANN takes a pointer to non-const for inputs too.
+    // CANN also takes pointers to non-const for inputs.
     AclTensor handle(base_api().create_tensor(
         tensor.sizes().data(), tensor.dim(), acl_dtype(tensor.scalar_type()), tensor.strides().data(),
         tensor.storage_offset(), format_of_rank(tensor.dim()), &storage_size, 1, const_cast<void*>(storage.data())));

@@ -1,4 +1,4 @@
-// From at::Tensor to aclTensor, and from numbers to aclScalar.
+// Conversions from at::Tensor to aclTensor, and from numbers to aclScalar.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,22 +36,22 @@ at::Tensor to_base_format(const at::Tensor& tensor);
 // Creates an aclTensor from storage, offset, sizes and strides. Views are not copied.
 AclTensor make_acl_tensor(const at::Tensor& tensor);
 
-// Creates an aclScalar, of the number's own type.
+// Creates an aclScalar of the number's own type.
 AclScalar make_acl_scalar(double value);
 AclScalar make_acl_scalar(int64_t value);
 AclScalar make_acl_scalar(bool value);
 
-// Allocates an output: contiguous, in a base format, on the current device. Faster than at::empty, which calls the same
+// Allocates a contiguous output in a base format on the current device. Faster than at::empty, which calls the same
 // function through the dispatcher.
 at::Tensor make_output(at::IntArrayRef sizes, const at::TensorOptions& options);
 
-// The device of an operator's first argument, on which the others must be.
+// The device of an operator's first argument, which the other arguments must share.
 inline c10::Device device_of_first(const at::Tensor& tensor, const auto&...) { return tensor.device(); }
 
 // Whether this is the current device.
 bool is_current(c10::Device device);
 
-// Dtype and shape, for people to read.
+// Describes dtype and shape for error messages.
 std::string describe(const at::Tensor& tensor);
 
 }  // namespace torch_aclnn_ops
