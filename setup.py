@@ -1,14 +1,14 @@
-"""Build torch_aclnn_ops; everything that can be declared is in pyproject.toml.
+"""Build torch_aclnn_ops; all other settings are in pyproject.toml.
 
-Parts are compiled where what they need is installed, and left out, with a line that says so, where it is not:
+A part is compiled if its requirements are installed; otherwise it is skipped, with a line that says so:
 
 * ``torch_aclnn_ops._C`` (csrc/npu), the NPU extension, needs torch and torch_npu: ``TORCH_ACLNN_NPU=0`` leaves it out,
   ``1`` fails without them;
 * ``torch_aclnn_ops._cpu`` (csrc/cpu), faster losses and optimizer, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
 
-``TORCH_ACLNN_INSTRUMENT`` compiles them so that they check what they do (``address`` and what else ``-fsanitize=``
-takes), ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler errors. None needs CANN, and torch_npu is not
-imported. What is compiled is said on stderr, which pip shows with ``-v``.
+``TORCH_ACLNN_INSTRUMENT`` compiles them with sanitizers (``address`` or other values of ``-fsanitize=``),
+``TORCH_ACLNN_WERROR=1`` turns compiler warnings into errors. None needs CANN, and torch_npu is not imported. The
+compiled parts are reported on stderr, which pip shows with ``-v``.
 """
 
 import importlib.util
@@ -26,10 +26,10 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 INSTRUMENT = os.environ.get("TORCH_ACLNN_INSTRUMENT", "")
-# For this project's own checks: a newer compiler may warn of what the compilers of today do not.
+# For this project's own checks: newer compilers may have further warnings.
 WERROR = ["-Werror"] if os.environ.get("TORCH_ACLNN_WERROR") == "1" else []
 
-# What the extensions are, and how long they take to compile.
+# The extensions, their descriptions and their compile times.
 PARTS = {
     "torch_aclnn_ops._C": ("the NPU extension", "about a minute"),
     "torch_aclnn_ops._cpu": ("the CPU kernels", "about a minute"),
@@ -48,7 +48,7 @@ def package_folder(name: str) -> Path | None:
 
 
 def is_wanted(switch: str, what: str, packages: tuple[str, ...] = ("torch", "torch_npu")) -> bool:
-    """Decide whether to compile a part: as its switch says, else where what it needs is there."""
+    """Return whether to compile a part: as its switch says, or by default if its requirements are installed."""
     choice = os.environ.get(switch, "")
     if choice not in ("", "0", "1"):
         sys.exit(f"torch_aclnn_ops: {switch} must be 0, 1 or empty, but it is {choice!r}")
@@ -66,7 +66,7 @@ def is_wanted(switch: str, what: str, packages: tuple[str, ...] = ("torch", "tor
 
 
 def module_of(path: str) -> ModuleType:
-    """Run a file of this project that can be used alone, without importing the package around it."""
+    """Run a standalone file of this project without importing its package."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -75,20 +75,20 @@ def module_of(path: str) -> ModuleType:
 
 
 def built_for_header() -> Path:
-    """Write the header that says for which torch and torch_npu the sources are compiled."""
+    """Write the header with the versions of torch and torch_npu that the sources are compiled for."""
     header: Path = module_of("torch_aclnn_ops/_built_for.py").write_header(ROOT / "build" / "built_for.h")
     return header
 
 
 def instrumentation() -> list[str]:
-    """Return the flags that ``TORCH_ACLNN_INSTRUMENT`` asks for."""
+    """Return the flags that ``TORCH_ACLNN_INSTRUMENT`` requests."""
     if INSTRUMENT:
         return ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={INSTRUMENT}", "-fno-sanitize-recover=all"]
     return []
 
 
 def generated(target: Path, content: str) -> Path:
-    """Write a source, unless it is there, and return its path."""
+    """Write a source, unless it exists, and return its path."""
     if not target.exists() or target.read_text() != content:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(content)
@@ -104,13 +104,13 @@ def extension(
     others: Sequence[Path] = (),
     **options: list[str],
 ) -> Extension:
-    """Describe the extension of a folder of csrc to setuptools."""
+    """Return the extension of a folder of csrc for setuptools."""
     from torch.utils.cpp_extension import CppExtension, include_paths
 
     sources = sorted((ROOT / "csrc" / folder).glob("*.cpp"))
     headers = sorted(path for name in (folder, "autograd") for path in (ROOT / "csrc" / name).glob("*.h"))
     versions = built_for_header()
-    # PyTorch's headers take longer than such sources, which are compiled as one.
+    # Such sources are compiled as one, because parsing PyTorch's headers takes most of the time.
     together = "".join(f'#include "{source}"\n' for source in sources)
     compiled = [generated(ROOT / "build" / f"{name}.cpp", together)] if is_joined else sources
     return CppExtension(
@@ -121,7 +121,7 @@ def extension(
             *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *WERROR, *optimisation),
             *(f"-isystem{include}" for include in [*include_paths(), *includes]),  # others' headers may have warnings
             *("-include", str(versions)),
-            *instrumentation(),  # behind the others, so that it decides
+            *instrumentation(),  # last, so that it takes precedence
         ],
         extra_link_args=instrumentation(),
         **options,
@@ -129,10 +129,10 @@ def extension(
 
 
 def npu_extension(npu: Path) -> Extension:
-    """Describe the NPU extension to setuptools, for the folder of an installed torch_npu."""
+    """Return the NPU extension for setuptools, for the folder of an installed torch_npu."""
     folders = [npu / "include", npu / "include" / "third_party" / "acl" / "inc"]
     if cann := os.environ.get("ASCEND_HOME_PATH"):
-        folders.append(Path(cann) / "include")  # where a toolkit is installed, its signatures are compared with ours
+        folders.append(Path(cann) / "include")  # compare our signatures with those of an installed toolkit
     return extension(
         "_C",
         "npu",
@@ -146,8 +146,8 @@ def npu_extension(npu: Path) -> Extension:
 
 
 def cpu_extension() -> Extension:
-    """Describe the extension for CPUs to setuptools."""
-    # at::parallel_for is a template, whose threads are started here.
+    """Return the CPU extension for setuptools."""
+    # at::parallel_for is a template, whose threads are started in this extension.
     return extension("_cpu", "cpu", ["-O2", "-g0", "-fopenmp"], [])
 
 
@@ -164,7 +164,7 @@ if extensions:
     from torch.utils.cpp_extension import BuildExtension
 
     class Build(BuildExtension):
-        """Say which part is compiled, how long that takes about, and how long it has taken."""
+        """Reports which part is compiled, the approximate time, and the time taken."""
 
         def build_extension(self, ext: Extension) -> None:
             """Compile an extension unless it is up to date."""

@@ -1,4 +1,4 @@
-"""A copy of the repository, in which it is compiled in another way than here."""
+"""A copy of the repository, which is compiled with other settings."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ PROJECTS = (".", "host-npu")
 
 
 def update(copy: Path) -> None:
-    """Copy what git does not ignore, with the times that tell what has changed since the last time."""
+    """Copy the files that git does not ignore, keeping their times, so that only changes are compiled again."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPOSITORY,
@@ -32,13 +32,13 @@ def update(copy: Path) -> None:
 
 
 def build(copy: Path, instrument: str, projects: Sequence[str] = PROJECTS, **settings: str) -> dict[str, str]:
-    """Compile all parts of projects in an updated copy and return the environment for what runs there.
+    """Compile all parts of projects in an updated copy and return the environment for programs there.
 
     Args:
-        copy: The folder of the copy; made if there is none.
-        instrument: What ``TORCH_ACLNN_INSTRUMENT`` takes, see ``setup.py``.
-        projects: Their folders; another project is the one that is installed.
-        settings: Environment variables that matter too.
+        copy: The folder of the copy; created if missing.
+        instrument: The value of ``TORCH_ACLNN_INSTRUMENT``, see ``setup.py``.
+        projects: Their folders; the other project is used as installed.
+        settings: Further environment variables.
     """
     update(copy)
     switches = {f"TORCH_ACLNN_{part}": "1" for part in ("NPU", "CPU")}

@@ -1,11 +1,11 @@
 """Build everything for aarch64 on an x86-64 machine and test it under emulation: ``make aarch64``.
 
-First the host NPU is cross-compiled against the wheels for aarch64, and the C++ tests of it run under qemu: with pages
-of 4 KiB, and linked statically with 64 KiB (qemu's dynamic programs cannot have such pages). Then torch, torch_npu and
-this package, compiled by the same compiler, are installed in a Debian for arm64, where the doctor checks them
-on the CPU and on the host NPU. That needs root; ``--only-cpp`` leaves it out.
+First the host NPU is cross-compiled against the aarch64 wheels, and its C++ tests run under qemu: with pages of 4 KiB,
+and, linked statically, of 64 KiB (which qemu does not support for dynamic programs). Then torch, torch_npu and this
+package, compiled by the same compiler, are installed in a Debian for arm64, where the doctor checks them on the CPU and
+on the host NPU. That requires root; ``--only-cpp`` skips it.
 
-What was downloaded and built stays in ``.aarch64``, so that a second run is quicker.
+Downloads and builds are kept in ``.aarch64``, so that a second run is faster.
 """
 
 import argparse
@@ -44,8 +44,8 @@ _MARKERS = {
     "python_full_version": f"{_PYTHON}.0",
     "extra": "",
 }
-# The host NPU reserves terabytes of addresses, for each page of which qemu would keep a record. With 64 GiB, what
-# is left for the captures of graphs is soon in pieces.
+# The host NPU reserves terabytes of addresses, and qemu would keep a record for each page. With 64 GiB, the addresses
+# for captures of graphs would soon be fragmented.
 _QEMU = {"QEMU_RESERVED_VA": "128G"}
 _QEMU_LIBRARIES = {"QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
@@ -64,7 +64,7 @@ exec chroot "$root" "$@"
 
 
 def _check_machine(only_cpp: bool) -> None:
-    """Exit with everything that is missing, before anything is downloaded and built."""
+    """Exit with a list of everything that is missing, before downloading and building."""
     if platform.machine() != "x86_64":
         sys.exit(f"this is for x86-64 machines, and this one is {platform.machine()}: run make test")
     starts_programs = (_FORMATS / "qemu-aarch64").exists()
@@ -79,7 +79,7 @@ def _check_machine(only_cpp: bool) -> None:
 
 
 def _made(target: Path, make: Callable[[Path], object]) -> Path:
-    """Return a folder that is made once, under another name until it is complete."""
+    """Return a folder that is created once, under another name until it is complete."""
     if not target.exists():
         part = target.with_name(target.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -101,7 +101,7 @@ def _download(to: Path, *arguments: str) -> None:
 
 def _download_all(version: str, to: Path) -> None:
     _download(to, "--no-deps", f"torch=={version}", f"torch_npu=={version}")
-    # pip would read the conditions in torch's requirements as this machine's, and download CUDA's libraries.
+    # pip would evaluate the conditions of torch's requirements for this machine, and download CUDA's libraries.
     needed = [Requirement(line) for wheel in sorted(to.glob("torch*.whl")) for line in _requirements(wheel)]
     fitting = [needs for needs in needed if needs.marker is None or needs.marker.evaluate(_MARKERS)]
     others = [f"{needs.name}{needs.specifier}" for needs in fitting if needs.name not in ("torch", "torch_npu")]
@@ -121,7 +121,7 @@ def _unpack(wheels: Path, to: Path) -> None:
 
 
 def _static_links() -> list[str]:
-    """Return the objects of the libraries that the C++ tests need, to link without them."""
+    """Return the objects of the libraries that the C++ tests need, for linking statically."""
     sys.path.insert(0, str(_TREE / "host-npu" / "csrc"))
     build = importlib.import_module("build")
     folder = _TREE / "host-npu" / "build" / "release"
@@ -156,7 +156,7 @@ def check_host_npu(site: Path, compiler: list[str]) -> bool:
 
 
 def _let_programs_start_themselves() -> None:
-    """Let this machine start programs for aarch64, as the C++ tests of several processes do, if it does not yet."""
+    """Enable this machine to start aarch64 programs, as the C++ tests with several processes do."""
     if (_FORMATS / "qemu-aarch64").exists():
         return
     if not any(_FORMATS.glob("*")):
@@ -178,7 +178,7 @@ def _test_program(what: str, command: list[str], configurations: list[dict[str, 
 def check_package(version: str, wheels: Path) -> bool:
     """Install torch and the package in a Debian for arm64 and verify it there; return whether it passed."""
     start = time.monotonic()
-    include = "--include=python3-dev,python3-venv,libgomp1"  # the last comes with every g++, which is mounted here
+    include = "--include=python3-dev,python3-venv,libgomp1"  # libgomp1 comes with every g++, but here g++ is mounted
     command = [*_MOUNTS_END_WITH_IT, "debootstrap", "--arch=arm64", "--variant=minbase", include, _DEBIAN]
     _made(_ROOT, lambda part: subprocess.run([*command, str(part)], check=True, stdout=subprocess.DEVNULL))
     _say("there is a Debian for arm64", start)
@@ -191,12 +191,12 @@ def check_package(version: str, wheels: Path) -> bool:
         "the package is compiled": "mkdir -p build && { TORCH_ACLNN_NPU=1 python setup.py --quiet build_ext --inplace"
         " > build/log 2>&1 || { cat build/log; exit 1; }; }",
         "the package is installed": f"TORCH_ACLNN_NPU=1 {install} --no-build-isolation --editable .",
-        # Its libraries are those that were compiled before.
+        # It uses the libraries that were compiled before.
         "verified on the CPU": "python -m torch_aclnn_ops.doctor --check --device cpu",
         "verified on the host NPU": "python -m host_npu -m torch_aclnn_ops.doctor --check",
     }
     settings = {"HOME": "/root", "PATH": f"{environment}/bin:/usr/bin:/bin", "MAX_JOBS": "2"}
-    # torch's extensions are linked by what CXX is, too.
+    # torch's extensions are also linked with CXX.
     settings |= {
         "CXX": f"/cross/bin/{_COMPILER}",
         "TORCH_ACLNN_WERROR": "1",

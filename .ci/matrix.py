@@ -1,8 +1,8 @@
-"""Build and test the package with each version of torch that it serves: ``python .ci/matrix.py [VERSION ...]``.
+"""Build and test the package with each supported version of torch: ``python .ci/matrix.py [VERSION ...]``.
 
-Each version has an environment of its own, ``.matrix/<version>/venv``, with its torch_npu, and a copy of the sources
-beside it, in which the compiled parts are built: the work tree stays as it is. An environment that is there is used as
-it is. What came out is ``.matrix/<version>/result.json``; the table of all results is printed, and is
+Each version has its own environment, ``.matrix/<version>/venv``, with its torch_npu, and next to it a copy of the
+sources, in which the compiled parts are built: the work tree does not change. Existing environments are used unchanged.
+The result is ``.matrix/<version>/result.json``; the table of all results is printed and written to
 ``.matrix/table.md``.
 """
 
@@ -21,8 +21,8 @@ import _copy
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".matrix"
-# torch, and the torch_npu that goes with it. The requirements of torch_npu name builds of torch that are not
-# everywhere, so pip is not asked to follow them.
+# torch and the matching torch_npu. torch_npu requires builds of torch that are not available everywhere, so pip must
+# not resolve its requirements.
 _PAIRS = re.search(r"^PAIRS = (.*)$", (ROOT / "torch_aclnn_ops/_installation.py").read_text(), re.MULTILINE)
 PAIRS = ast.literal_eval(_PAIRS[1])
 OF_TORCH_NPU = ["pyyaml", "numpy"]
@@ -35,7 +35,7 @@ print(json.dumps({"torch": torch.__version__, "torch_npu": importlib.metadata.ve
 
 
 def make_environment(version: str) -> Path:
-    """Return the Python of a version's environment, which is made where there is none, or only a part of one."""
+    """Return the Python of a version's environment, which is created if missing or incomplete."""
     python = MATRIX / version / "venv" / "bin" / "python"
     installed = MATRIX / version / "installed"
     if not installed.exists():
@@ -57,15 +57,15 @@ def requirements(extra: str, project: Path = ROOT) -> list[str]:
 
 
 def run(command: list[str], **options: object) -> None:
-    """Run a command that has to succeed."""
+    """Run a command, which must succeed."""
     subprocess.run(command, check=True, **options)
 
 
 def test(version: str, arguments: list[str]) -> None:
-    """Build and test with one version, and record what came out."""
+    """Build and test with one version, and record the result."""
     python, source = make_environment(version), MATRIX / version / "source"
     _copy.update(source)
-    # As an editable installation: programs that tests start find both projects whatever their PYTHONPATH is.
+    # An editable installation: programs that tests start find both projects, whatever their PYTHONPATH.
     [packages] = python.parents[1].glob("lib/python*/site-packages")
     packages.joinpath("sources.pth").write_text(f"{source}\n{source / 'host-npu'}\n")
     environment = {
@@ -95,7 +95,7 @@ def test(version: str, arguments: list[str]) -> None:
 
 
 def counts(report: Path) -> dict[str, object]:
-    """Return how many tests passed, failed and were skipped, and which failed."""
+    """Return the numbers of passed, failed and skipped tests, and the names of the failed ones."""
     if not report.exists():
         return {"failures": ["the tests did not come to an end"]}
     suite = next(xml.etree.ElementTree.parse(report).iter("testsuite")).attrib
@@ -114,7 +114,7 @@ def counts(report: Path) -> dict[str, object]:
 
 
 def table() -> str:
-    """Return the results of all versions that were tested, as Markdown."""
+    """Return the results of all tested versions as Markdown."""
     lines = [
         "| torch | torch_npu | instructions | architecture | passed | failed | skipped |",
         "|---|---|---|---|---|---|---|",

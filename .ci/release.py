@@ -1,9 +1,9 @@
-"""Build what a release consists of, and check it: ``python .ci/release.py .release/bin/python``.
+"""Build the archives of a release and check them: ``python .ci/release.py .release/bin/python``.
 
-The source distributions of both projects, and the wheel of torch_aclnn_ops without compiled parts, are built by the
-tools of the environment that is named, which has no torch; the wheels with compiled parts are built beside the torch
-and torch_npu of this Python. All of them go to ``dist``, are checked by twine and check-wheel-contents, and installed
-in empty folders, from which each has to train. The exit status is 0 if all is well.
+The source distributions of both projects and the wheel of torch_aclnn_ops without compiled parts are built with the
+tools of the given environment, which has no torch; the wheels with compiled parts are built with this Python's torch
+and torch_npu. All archives go to ``dist``, are checked by twine and check-wheel-contents, and are installed into empty
+folders, where each must train. The exit status is 0 on success.
 """
 
 import re
@@ -41,7 +41,7 @@ assert host_npu.stats().launches["aclnnMseLossBackward"] == 1
 
 
 def run(*command: object, **options: object) -> None:
-    """Run a command that has to succeed."""
+    """Run a command, which must succeed."""
     subprocess.run([str(word) for word in command], check=True, **options)
 
 
@@ -51,7 +51,7 @@ def version_of(package: Path) -> str:
 
 
 def remove_stale(project: Path) -> None:
-    """Remove what setuptools has built before: it would pack what has been deleted since."""
+    """Remove setuptools' previous build, from which deleted files would be packed."""
     for folder in (project / "build").glob("lib*"):
         if folder.name.partition(".")[0] == "lib":
             shutil.rmtree(folder)
@@ -70,7 +70,7 @@ def build(tools: str, project: Path, *archives: str) -> list[Path]:
 
 
 def check_installed(archive: Path, installer: str, program: str, *arguments: str, on_npu: bool) -> None:
-    """Install an archive in an empty folder, and train from there."""
+    """Install an archive into an empty folder, and train there."""
     with tempfile.TemporaryDirectory() as folder:
         run(
             *(installer, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"),
@@ -93,7 +93,7 @@ def main(tools: str) -> int:
     run(tools, "-m", "twine", "check", "--strict", sdist, pure, compiled, host_npu_sdist, host_npu)
     run(Path(tools).with_name("check-wheel-contents"), pure, compiled, host_npu)
     version = version_of(ROOT / "torch_aclnn_ops")
-    # What is installed from the source distribution is compiled where torch is, which takes minutes: here it is not.
+    # Where torch is installed, a source distribution is compiled, which takes minutes, so it is tested without torch.
     for archive, installer in ((sdist, tools), (pure, sys.executable), (compiled, sys.executable)):
         check_installed(archive, installer, PROGRAM, version, "cpu", on_npu=False)
     check_installed(compiled, sys.executable, PROGRAM, version, "npu", on_npu=True)

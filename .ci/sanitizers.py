@@ -1,6 +1,6 @@
 """The compiled parts under AddressSanitizer and UndefinedBehaviorSanitizer: ``make asan``.
 
-A copy of the repository is compiled, so that the libraries in use stay as they are, and ``tests/npu`` and the tests of
+A copy of the repository is compiled, so that the installed libraries do not change, and ``tests/npu`` and the tests of
 ``csrc/cpu`` run with it.
 """
 
@@ -13,12 +13,12 @@ from _copy import REPOSITORY
 
 _COPY = REPOSITORY / "build" / "asan"
 
-# Python keeps memory until it ends; what the C++ tests lose is looked for.
+# Python keeps memory until it exits, so only the C++ tests detect leaks.
 _PYTHON_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
-# Measures the memory of the process, which AddressSanitizer keeps when it is freed.
+# Measures the memory of the process, which AddressSanitizer keeps after a free.
 _WITHOUT = ("tests/npu/test_leaks.py::test_many_calls_leak_nothing",)
 _CPU_TESTS = (
     "tests/test_linear_cross_entropy_products.py",
@@ -28,8 +28,8 @@ _CPU_TESTS = (
 
 
 def _run_in_copy(environment: dict[str, str], *command: str) -> bool:
-    """Run Python in the copy with the sanitizer's library in front of all others."""
-    names = ("libasan.so", "libstdc++.so.6")  # which has to be there when the first exception is thrown
+    """Run Python in the copy with the sanitizer's library preloaded."""
+    names = ("libasan.so", "libstdc++.so.6")  # libstdc++ must be loaded before the first exception
     found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
     environment = environment | _PYTHON_OPTIONS | {"LD_PRELOAD": ":".join(found)}
     return subprocess.run([sys.executable, *command], cwd=_COPY, env=environment).returncode == 0
