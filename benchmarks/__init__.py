@@ -1,1 +1,1 @@
-"""Benchmarks, one file an operator: ``python -m benchmarks.embedding``."""
+"""Benchmarks, one file per operator: ``python -m benchmarks.embedding``."""

@@ -1,7 +1,7 @@
 """Run the benchmarks, and write CSV files, plots, and the tables of the README and of docs/performance.md.
 
-``python -m benchmarks`` runs all; ``python -m benchmarks drop_ins ema_adam`` runs two, and keeps the others' files.
-``--figures`` measures nothing: it makes plots and tables again. With ``--quick`` the files go to ``runs/benchmarks``.
+``python -m benchmarks`` runs all; ``python -m benchmarks drop_ins ema_adam`` runs two, and keeps the other files.
+``--figures`` only draws plots and tables again. With ``--quick``, the files go to ``runs/benchmarks``.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from benchmarks import _report
 from benchmarks._figures import write_between
 from benchmarks._results import RESULTS, ROOT
 
-# What a benchmark is called, and the command that makes it.
+# The names of the benchmarks, and the commands that run them.
 BENCHMARKS = {
     name: [f"benchmarks.{name}"]
     for name in "call_overhead drop_ins ema_adam integrations linear_cross_entropy linear_kl_div".split()
@@ -28,7 +28,7 @@ def measure(name: str, output: Path, quick: bool) -> bool:
 
 
 def write_figures() -> None:
-    """Draw the plots of the pages, and write their tables."""
+    """Draw the plots of the pages and write their tables."""
     for page, title, text in _report.sections():
         write_between(page, title, text)
     try:
@@ -41,7 +41,7 @@ def write_figures() -> None:
 
 
 def main() -> int:
-    """Do what the command line says; return the exit status."""
+    """Run as the command line requests; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     known = ", ".join(BENCHMARKS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {known} (default: all)")

@@ -1,4 +1,4 @@
-"""What ``benchmarks.errors`` computes: arguments of stated distributions, by our operators and by torch's functions."""
+"""The cases of ``benchmarks.errors``: arguments with stated distributions, for our operators and for torch's."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,22 +26,22 @@ class Draw:
         self._generator = torch.Generator().manual_seed(0)
 
     def normal(self, *shape: int, by: float = 1.0) -> Tensor:
-        """Return normal numbers of this standard deviation."""
+        """Return normal numbers with this standard deviation."""
         return (torch.randn(shape, generator=self._generator, dtype=torch.float64) * by).to(self.dtype)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Return numbers between two others."""
+        """Return uniform numbers between two bounds."""
         drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64)
         return (drawn * (high - low) + low).to(self.dtype)
 
     def index(self, high: int, *shape: int) -> Tensor:
-        """Return whole numbers from 0 on."""
+        """Return integers from 0 to ``high`` - 1."""
         return torch.randint(high, shape, generator=self._generator)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of an operator, how they are distributed, and two functions that make results of them by name."""
+    """Arguments of an operator, their distribution, and two functions that compute results, by name."""
 
     operator: str
     distribution: str
@@ -103,7 +103,7 @@ _OF_ATEN = {
         "normal, one row 65,536 times, by frequency": lambda d: (d.normal(2**16, 16), _ONE_ROW, 8, -1, True),
     },
 }
-# Arguments that are no tensors: a reduction is "none", a scale is 1.
+# Values for arguments that are not tensors: a reduction is "none", a scale is 1.
 _NUMBERS = {"int": 0, "float": 1.0, "bool": False}
 
 

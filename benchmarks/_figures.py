@@ -1,4 +1,4 @@
-"""Pages of figures that commands write: each between two comments, with text by hand around them."""
+"""Generated sections of pages, between two comments, surrounded by handwritten text."""
 
 from __future__ import annotations
 

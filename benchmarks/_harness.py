@@ -1,4 +1,4 @@
-"""How the benchmarks measure: one process, the cases in turn, and memory as the kernel counts it."""
+"""The benchmark harness: cases run in turn in one process; memory is measured by the kernel."""
 
 import argparse
 import ctypes
@@ -18,20 +18,20 @@ from benchmarks._results import CORES, Row, as_text, format_table, path_of, writ
 
 Call = Callable[[], object]
 
-LIMIT = "limit: "  # begins the name of what no implementation can be expected to beat
+LIMIT = "limit: "  # prefix of the names of lower bounds
 TORCH, OURS = "torch", "torch_aclnn_ops"
 _DOUBLINGS = 6
-_SHORTEST_ROUND = 0.002  # seconds; shorter calls are repeated in a round
+_SHORTEST_ROUND = 0.002  # in seconds; shorter calls are repeated in a round
 _MOST_CALLS = 100
 _FEWEST_ROUNDS = 3
-_LONGEST_COMPARISON = 20.0  # seconds of all rounds together
+_LONGEST_COMPARISON = 20.0  # in seconds, of all rounds together
 
 
 def interleaved(cases: Mapping[str, Call], rounds: int, before: Call = lambda: None) -> dict[str, list[float]]:
     """Return the seconds of every case in every round.
 
-    Each case has its turn in a round, so that a change of the machine's speed meets all of them. Every other round goes
-    backwards, because a call is faster where it finds the memory that another has just freed.
+    Each round runs every case once, so that changes of the machine's speed affect all of them. Every other round runs
+    backwards, because a call is faster if it finds memory that another has just freed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     turns = list(cases.items())
@@ -45,15 +45,15 @@ def interleaved(cases: Mapping[str, Call], rounds: int, before: Call = lambda: N
 
 
 def peak_memory(call: Call) -> int:
-    """Return the bytes of memory that a call needs beyond what was there before it, the least of three calls (Linux).
+    """Return the bytes of memory that a call needs beyond those before it, the least of three calls (Linux).
 
-    Writing 5 to clear_refs resets the peak (VmHWM) to what is resident now. It counts pages, of all libraries and
-    threads, so that a call also seems to need what others free too late.
+    Writing 5 to clear_refs resets the peak (VmHWM) to the resident memory. The peak counts pages of all libraries and
+    threads, so it includes memory that others free too late.
     """
     peaks = []
     for _ in range(3):
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # else the call could reuse what earlier ones have freed, and need nothing
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise the call could reuse freed memory
         with open("/proc/self/clear_refs", "w") as reset:
             reset.write("5")
         before = status_bytes("VmRSS")
@@ -63,14 +63,14 @@ def peak_memory(call: Call) -> int:
 
 
 def status_bytes(field: str) -> int:
-    """Return a field of the process's status that is a size, such as ``VmRSS``, in bytes (Linux)."""
+    """Return a size in the process's status, such as ``VmRSS``, in bytes (Linux)."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
 
 def forward_and_backward(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, **options: object) -> Call:
-    """Make a call that computes a loss and the gradients of the inputs that require them, and returns all of them."""
+    """Return a call that computes a loss and the gradients of the inputs that require them, and returns all of them."""
     trained = [tensor for tensor in inputs if tensor.requires_grad]
 
     def call() -> tuple[torch.Tensor, ...]:
@@ -81,7 +81,7 @@ def forward_and_backward(function: Callable[..., torch.Tensor], *inputs: torch.T
 
 
 def copy_of(count: int) -> Call:
-    """Make a call that moves so many bytes, half of them read and half written, in memory that is there."""
+    """Return a call that moves this number of bytes, half of them read and half written, in allocated memory."""
     source, target = torch.ones(2, max(count // 8, 1))
     return lambda: target.copy_(source)
 
@@ -100,18 +100,18 @@ def compare(
     """Measure cases against the first of them, the reference.
 
     Args:
-        cases: calls by name.
-        rounds: the most rounds; slow calls get fewer, so that a comparison is done in about 20 seconds.
-        wait: waits for a device at the end of a round.
-        before: waits for a device before a round, which is then not timed.
-        calls: of a case in a round; by default enough for 2 ms of the fastest case.
-        least_bytes: what the results take, which is the memory of the limit; without it no memory is measured.
-        device: of the calls.
-        dtype: of the calls.
-        **columns: what the rows say besides.
+        cases: Calls by name.
+        rounds: The maximum number of rounds; slow calls get fewer, so that a comparison takes about 20 seconds.
+        wait: Waits for a device at the end of a round.
+        before: Waits for a device before a round, untimed.
+        calls: The number of calls of a case in a round; by default enough for 2 ms of the fastest case.
+        least_bytes: The size of the results, which is the memory of the limit; without it, memory is not measured.
+        device: The device of the calls.
+        dtype: The dtype of the calls.
+        **columns: Further columns of the rows.
 
     Returns:
-        A row for each case; seconds are those of a single call.
+        A row for each case; seconds are per call.
     """
     alone = {by: seconds for by, [_, seconds] in interleaved(cases, 2).items()}
     memory = {}
@@ -143,7 +143,7 @@ def compare(
 
 
 def report_cells(cells: Mapping[str, str]) -> None:
-    """Print a row as soon as it is known, because a benchmark can take many minutes; the table comes at the end."""
+    """Print a row as soon as it is known, because a benchmark can take many minutes; the table comes last."""
     print(", ".join(f"{name} {cell}" for name, cell in cells.items() if cell), file=sys.stderr, flush=True)
 
 
@@ -157,7 +157,7 @@ def _repeated(call: Call, calls: int, wait: Call) -> Call:
 
 
 def use_npu(device: str = "npu") -> None:
-    """Let the host NPU stand in for an NPU if one is asked for and there is none."""
+    """Enable the host NPU if an NPU is requested and there is none."""
     if device == "npu":
         if not hasattr(torch, "npu"):
             host_npu.enable()
@@ -165,13 +165,13 @@ def use_npu(device: str = "npu") -> None:
 
 
 def doublings(largest: int, quick: bool = False) -> list[int]:
-    """Return the sizes of a sweep: six doublings up to the largest, or for a quick one the three smallest."""
+    """Return the sizes of a sweep: six doublings up to the largest, or the three smallest for a quick one."""
     exponents = range(_DOUBLINGS, -1, -1)
     return [largest >> exponent for exponent in (exponents[:3] if quick else exponents)]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of the options that all benchmarks have."""
+    """Return a parser with the options of all benchmarks."""
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     made.add_argument("--quick", action="store_true", help="few sizes and rounds, to see that it runs")
     made.add_argument("--output", type=Path, help="folder of the CSV files; without it nothing is written")
@@ -182,13 +182,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def run(
     name: str, measure: Callable[[argparse.Namespace], list[Row]], options: argparse.Namespace, rounds: int
 ) -> None:
-    """Measure, print a table, and write it where the options say so.
+    """Measure, print a table, and write it to a file if the options request it.
 
     Args:
-        name: of the file.
-        measure: returns the rows; what ``options.rounds`` says is ``rounds``, or 3 for a quick run.
-        options: of :func:`parser`, and ``threads`` of torch.
-        rounds: of a run that is not quick.
+        name: The name of the file.
+        measure: Returns the rows; ``options.rounds`` is ``rounds``, or 3 for a quick run.
+        options: The options of :func:`parser`, and torch's ``threads``.
+        rounds: The number of rounds of a run that is not quick.
     """
     options.rounds = _FEWEST_ROUNDS if options.quick else rounds
     torch.set_num_threads(options.threads)

@@ -1,6 +1,6 @@
-"""Count what a call launches on an NPU: operators of CANN and of torch_npu, which cost a device some microseconds each.
+"""Count a call's launches on an NPU: operators of CANN and of torch_npu, which cost a device some microseconds each.
 
-The profiler records calls of operators that call others. Views and allocations launch nothing, and what only calls
+The profiler records nested calls of operators. Views and allocations launch nothing, and an operator that only calls
 others, such as ``masked_fill``, counts as these.
 """
 
@@ -18,12 +18,13 @@ _NOTHING = (
     " empty_strided expand item lift_fresh narrow new_empty permute reshape resize_ resolve_conj resolve_neg"
     " select set_ slice split split_with_sizes squeeze t to transpose unbind unflatten unsqueeze view view_as"
 ).split()
-# The host NPU runs torch_npu's operators by kernels of the CPU. It resolves a result, and what those call is theirs.
+# A nested call of this operator shows that the host NPU ran an operator with a CPU kernel, whose other nested calls do
+# not count.
 _RUN_BY_HOST = "aten::resolve_conj"
 
 
 def count_launches(call: Call) -> Counter[str]:
-    """Return how often a call launches which operator; the first call of anything may launch more."""
+    """Return the number of launches of each operator in a call; the first call of anything may launch more."""
     call()
     with torch.autograd.profiler.profile(use_device=None) as profile:
         call()
@@ -33,7 +34,7 @@ def count_launches(call: Call) -> Counter[str]:
 
 
 def compare_on_npu(cases: Mapping[str, Call], rounds: int, **columns: Any) -> list[Row]:
-    """Compare single calls, with their launches; unless the columns have ``wait``, the time is that of the host."""
+    """Compare single calls and their launches; unless the columns have ``wait``, the time is the host's."""
     launches = {by: count_launches(case).total() for by, case in cases.items()}
     rows = compare(cases, rounds, calls=1, before=torch.npu.synchronize, device="npu", **columns)
     return [{**row, "launches": launches[str(row["by"])]} for row in rows]

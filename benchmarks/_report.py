@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/performance.md, made of the CSV files of every machine."""
+"""The tables of the README and of docs/performance.md, generated from the CSV files of all machines."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from benchmarks.linear_cross_entropy import LIGER, NAIVE, TORCHS
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
 HEAD, OPERATORS, CALLS, FILES = "a head's loss", "operators", "small calls", "files"
-# The rows of the README's table, and what they are called there.
+# The rows of the README's table, and their labels.
 _WAYS = {
     NAIVE: "torch: `cross_entropy(linear(...))`",
     TORCHS: "torch: `linear_cross_entropy` in chunks",
     LIGER: "Liger's formula, in calls of torch",
     OURS: "here: `linear_cross_entropy`",
 }
-# What this package calls its cases.
+# The names of this package's cases.
 _OURS = (OURS, "FusedEmaAdam", "FusedEmaAdam(flatten=True)")
 
 Rows = Sequence[dict[str, str]]
@@ -25,7 +25,7 @@ Cells = dict[str, str]
 
 
 def sections(results: Path = RESULTS) -> list[tuple[Path, str, str]]:
-    """Return what is generated: a page, the title of a section, and its text."""
+    """Return the generated sections: page, title and text."""
     machines = {folder: _files(folder) for folder in sorted(path for path in results.iterdir() if path.is_dir())}
     heads = [files["linear_cross_entropy"] for files in machines.values() if "linear_cross_entropy" in files]
     first, *others = (
@@ -46,7 +46,7 @@ def _files(folder: Path) -> dict[str, Rows]:
 
 
 def described(rows: Rows) -> str:
-    """Say what a file was measured with."""
+    """Return a description of the machine and versions of a file."""
     row = rows[0]
     versions = ", ".join(f"{name} {row[name]}" for name in ("torch", "torch_aclnn_ops"))
     units = row["instruction_set"].partition(" (")[0]
@@ -54,7 +54,7 @@ def described(rows: Rows) -> str:
 
 
 def _ways(rows: Rows) -> list[Cells]:
-    """Make a row of each way to compute a head's loss: memory, time and error in the dtypes that were measured."""
+    """Return a row for each way to compute a head's loss: memory, time and error in the measured dtypes."""
     usual = [row for row in rows if not row["variable"]]
     found = {(row["by"], row["dtype"]): row for row in usual}
     made = []
@@ -69,7 +69,7 @@ def _ways(rows: Rows) -> list[Cells]:
 
 
 def _by_machine(machines: dict[Path, dict[str, Rows]], cells_of: Callable[[Rows], Iterable[tuple[Cells, str]]]) -> str:
-    """Make a table with a column of each machine; ``cells_of`` makes the other cells of a row, and this one."""
+    """Return a table with a column for each machine; ``cells_of`` yields the other cells of a row, and this one."""
     made: dict[tuple[str, ...], Cells] = {}
     for folder, files in machines.items():
         for others, cell in (pair for rows in files.values() for pair in cells_of(rows)):
@@ -79,7 +79,7 @@ def _by_machine(machines: dict[Path, dict[str, Rows]], cells_of: Callable[[Rows]
 
 
 def _against_torch(rows: Rows) -> Iterable[tuple[Cells, str]]:
-    """Compare each case of this package with the first of the same calls, which is torch's own."""
+    """Compare each case of this package with the first case of the same calls, which is torch's."""
     first: dict[tuple[str, ...], dict[str, str]] = {}
     for row in (row for row in rows if row["peak_bytes"] and not row["variable"]):
         theirs = first.setdefault(tuple(row[name] for name in ("operator", "configuration", "dtype")), row)
@@ -91,7 +91,7 @@ def _against_torch(rows: Rows) -> Iterable[tuple[Cells, str]]:
 
 
 def _small_calls(rows: Rows) -> Iterable[tuple[Cells, str]]:
-    """Compare small calls, where memory was not measured."""
+    """Compare small calls, for which memory is not measured."""
     for row in rows:
         if row["by"] == OURS and not row["peak_bytes"]:
             micro = digits(float(row["minimum_s"]) * 1e6)

@@ -1,4 +1,4 @@
-"""Measurements as CSV files, in a folder for each machine, and as Markdown tables."""
+"""Measurements as CSV files, in a folder per machine, and as Markdown tables."""
 
 import csv
 import datetime
@@ -20,20 +20,20 @@ Row = Mapping[str, object]
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-# What every file has; what only some of them have comes between the two.
+# The columns of every file; additional columns come between the two groups.
 MEASUREMENT = (
     "operator configuration device dtype variable size by rounds median_s minimum_s ratio_of_medians"
     " ratio_of_minima peak_bytes"
 ).split()
 MACHINE = "machine instruction_set cores threads torch torch_npu torch_aclnn_ops date commit".split()
 
-CORES = len(os.sched_getaffinity(0))  # before a benchmark says which of them a thread may use
+CORES = len(os.sched_getaffinity(0))  # before a benchmark restricts the threads
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve", "sve2")
 
 
 @cache
 def machine() -> dict[str, str]:
-    """Say what measures: the CPU without the host's name, what it computes with, versions, date and commit."""
+    """Return a description of the CPU without the host's name, its instruction sets, versions, date and commit."""
     info = Path("/proc/cpuinfo").read_text()
     model = re.search(r"^(?:model name|Model|CPU part)\s*: (.*)$", info, re.MULTILINE)
     flags = set((re.search(r"^(?:flags|Features)\s*: (.*)$", info, re.MULTILINE) or [""] * 2)[1].split())
@@ -64,7 +64,7 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # Earlier benchmarks of the same run have written results.
+        # Earlier benchmarks of the same run have already written results.
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/results", ":!/docs")
         return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
@@ -72,19 +72,19 @@ def _commit() -> str:
 
 
 def has_bfloat16_instructions() -> bool:
-    """Whether the CPU has instructions for bfloat16 products; without them, torch takes tens of times longer."""
+    """Return whether the CPU has bfloat16 product instructions; without them, torch is tens of times slower."""
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(machine()["instruction_set"].partition(" (")[0].split())
 
 
 def path_of(output: Path, name: str) -> Path:
-    """Return the file of a benchmark on this machine, in a folder that is called by CPU, instructions and cores."""
+    """Return the file of a benchmark on this machine, in a folder named by CPU, instructions and cores."""
     instructions = machine()["instruction_set"].partition(" (")[0].split()
     text = f"{machine()['machine']} {instructions[-1] if instructions else ''} {CORES} cores"
     return output / re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") / f"{name}.csv"
 
 
 def write(path: Path, rows: Sequence[Row], threads: int) -> None:
-    """Write a benchmark's rows in place of its last ones."""
+    """Write a benchmark's rows, replacing the previous ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     extra = dict.fromkeys(column for row in rows for column in row if column not in MEASUREMENT)
     with path.open("w", newline="") as file:
@@ -105,7 +105,7 @@ _DESCRIBED = ("operator", "configuration", "device", "dtype", "variable", "size"
 
 
 def as_text(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
-    """Make the cells of a table: milliseconds, ratios and megabytes, each with as many digits as say something."""
+    """Return the cells of a table: milliseconds, ratios and megabytes, with as many digits as are meaningful."""
     made = []
     for row in rows:
         where = [str(row[name]) for name in ("configuration", "dtype") if row.get(name)]
@@ -135,7 +135,7 @@ def _as_text(name: str, value: str) -> tuple[str, str]:
 
 
 def digits(number: float) -> str:
-    """Format a number with three digits, or all before the point."""
+    """Format a number with three digits, or all digits before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 

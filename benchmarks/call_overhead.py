@@ -1,8 +1,8 @@
 """What a training loop pays for a call: ``python -m benchmarks.call_overhead [--device npu]``.
 
-Forward and backward of every drop-in, and a step of the optimizer, against torch's own on the same device,
-in one process and one thread. On an NPU these are torch_npu's, whose autograd is C++. Without an NPU the host NPU
-stands in for it; both sides call the same operators there.
+Forward and backward of every drop-in, and an optimizer step, against torch's own on the same device, in one process and
+one thread. On an NPU, torch's are torch_npu's, whose autograd is C++. Without an NPU, the host NPU is used; both sides
+then call the same operators.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from benchmarks.drop_ins import LOSSES
 from benchmarks.linear_cross_entropy import naive
 
 ELEMENTS, _DIM = 128, 16  # of losses and parameters; of the embedding
-_CALLS = 100  # of a round: fewer than torch_npu's queue has places
+_CALLS = 100  # per round, fewer than torch_npu's queue holds
 _DECAY = 0.999
 Pair = tuple[Call, Call]  # the same call by torch and by this package
 
 
 def pairs(device: str) -> Iterator[tuple[str, Pair]]:
-    """Yield the names of the calls, and each by both."""
+    """Yield the names of the calls, and each call by both."""
     generator = torch.Generator().manual_seed(0)
 
     def rand(*shape: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The functions of this package that a drop-in calls: ``python -m benchmarks.call_path mse_loss``.
 
-Prints those of one eager forward and backward in order; of a linear cross entropy in two chunks.
+Prints them in order for one eager forward and backward pass; for a linear cross entropy, in two chunks.
 """
 
 import argparse
@@ -34,15 +34,15 @@ def loss_of(name: str) -> Callable[[], torch.Tensor]:
 
 
 def print_calls(function: Callable[[], torch.Tensor]) -> None:
-    """Print the file and name of each function of this package that a forward and a backward call."""
+    """Print the file and name of each function of this package that is called in a forward and backward pass."""
 
     def show(frame: FrameType, event: str, _: object) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in path.parents:
-            # Python 3.10 has no qualified names of code.
+            # Python 3.10 has no qualified names of code objects.
             print(f"{path.relative_to(PACKAGE)}: {getattr(frame.f_code, 'co_qualname', frame.f_code.co_name)}")
 
-    function().backward()  # what is done once is done
+    function().backward()  # one-time initialization
     sys.setprofile(show)
     try:
         function().backward()

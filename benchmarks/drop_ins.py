@@ -1,7 +1,7 @@
 """Forward and backward of drop-ins with many elements against torch's functions: ``python -m benchmarks.drop_ins``.
 
-A loss is a function whose first arguments are an input and a target of one shape; a new one is found by itself. The
-limit is a copy of as many bytes as must be moved. Two passes of a loss read input and target twice, and write the
+A loss is a function whose first arguments are an input and a target of one shape; new losses are found automatically.
+The limit is a copy of the bytes that must be moved. The two passes of a loss read input and target twice and write the
 gradient. Those of an embedding read and write a row for each index, read its gradient and add it to a row, and write
 the gradient of the whole table.
 """
@@ -28,7 +28,7 @@ DIM, VOCABULARY = 512, 32000
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Compare every loss of float32 and bfloat16 vectors, and the embedding of such tables."""
+    """Compare every loss of float32 and bfloat16 vectors, and the embedding of tables in these dtypes."""
     rows = []
     size, number = (2**18, 2**9) if options.quick else (2**24, 2**15)
     for dtype in (torch.float32, torch.bfloat16):

@@ -1,7 +1,7 @@
 """A step of FusedEmaAdam against AdamW with the EMA of swa_utils: ``python -m benchmarks.ema_adam``.
 
 ``--npu`` counts the launches of a step on an NPU, or on the host NPU, and compares its host time with that of the
-operator's own entry.
+operator's own entry point.
 """
 
 from argparse import Namespace
@@ -53,14 +53,14 @@ def _make_cases(count: int, size: int) -> dict[str, Call]:
         "FusedEmaAdam": FusedEmaAdam(plain.parameters(), ema_decay=_EMA_DECAY).step,
         "FusedEmaAdam(flatten=True)": FusedEmaAdam(flat.parameters(), ema_decay=_EMA_DECAY, flatten=True).step,
         "FusedEmaAdam(flatten=True), new gradients": step_of_new_gradients,
-        # A step reads five tensors, and writes all of them but the gradient. It may go below a copy of as many bytes:
-        # it writes where it has just read, and a copy has to fetch what it writes over.
+        # A step reads five tensors and writes all of them but the gradient. It may be faster than a copy of as many
+        # bytes: it writes to memory it has just read, while a copy has to fetch the memory that it overwrites.
         f"{LIMIT}copy of as many bytes": copy_of(9 * 4 * count * size),
     }
 
 
 def _measure_on_npu(options: Namespace) -> list[Row]:
-    """Compare with calls of the operator's entry; the time is the host's, without the wait for the device."""
+    """Compare with calls of the operator's entry point; the time is the host's, without waiting for the device."""
     use_npu()
     count, size = _ON_NPU
 
@@ -83,7 +83,7 @@ def _measure_on_npu(options: Namespace) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Compare for float32 parameters: of some models, and more and more tensors."""
+    """Compare for float32 parameters: those of some models, and increasing numbers of tensors."""
     sizes = [
         (count, size, {"configuration": f"{count:,} tensors of {size:,} elements"})
         for count, size in (() if options.quick else _MODELS)

@@ -1,6 +1,6 @@
 """Errors of every operator and of PyTorch's against float64: all in a CSV file, the largest in ``docs/precision.md``.
 
-``python -m host_npu -m benchmarks.errors`` measures on the host NPU too.
+``python -m host_npu -m benchmarks.errors`` also measures on the host NPU.
 """
 
 import csv
@@ -28,7 +28,7 @@ _KEY = ("operator", "arguments", "dtype", "result")
 
 
 def ulps(result: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the errors in steps of a dtype, at the true values or at their mean magnitude, whatever is larger."""
+    """Return the errors in ulps of a dtype, at the true values or at their mean magnitude, whichever is larger."""
     info = torch.finfo(dtype)
     result, truth = result.double().flatten(), truth.double().flatten()
     finite = truth.abs() <= info.max
@@ -53,7 +53,7 @@ def _on_npu(case: Case, args: Arguments) -> Results | None:
 
 
 def rows(cases: Sequence[Case], npu: str | None = None) -> Iterator[dict[str, str]]:
-    """Measure cases in every dtype; ``npu`` is what a device is called, if there is one."""
+    """Measure cases in every dtype; ``npu`` is the name of the device, if there is one."""
     for case in cases:
         for dtype in DTYPES:
             args = case.draw(Draw(dtype))
@@ -75,7 +75,7 @@ def _errors(result: Tensor, truth: Tensor, dtype: torch.dtype) -> str:
 
 
 def machine(has_npu: bool) -> str:
-    """Say what was measured with."""
+    """Return a description of the machine and versions."""
     compiled = "no compiled part" if _cpu_extension.why_unavailable() else "csrc/cpu"
     versions = [f"torch {torch.__version__}"]
     if has_npu:
@@ -85,7 +85,7 @@ def machine(has_npu: bool) -> str:
 
 
 def largest(found: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    """Return a row for each operator and dtype: the largest error in each column, of all arguments and results."""
+    """Return a row for each operator and dtype: the largest error in each column, over all arguments and results."""
     made: dict[tuple[str, str], dict[str, str]] = {}
     for row in found:
         key = {"operator": f"`{row['operator']}`", "dtype": row["dtype"]}

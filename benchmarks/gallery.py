@@ -1,7 +1,7 @@
 """The pictures of the README and the guides: ``python -m benchmarks.gallery``.
 
-Drawn from what a run of ``examples/train_lm.py`` has left and from the last results of the benchmarks. ``make gallery``
-trains before; ``make bench`` draws those of the benchmarks.
+Drawn from the output of ``examples/train_lm.py`` and from the last results of the benchmarks. ``make gallery`` trains
+first; ``make bench`` draws those of the benchmarks.
 """
 
 import io
@@ -20,17 +20,17 @@ from benchmarks._report import Rows
 from benchmarks._results import RESULTS, ROOT, read
 
 IMAGES, DEMO = ROOT / "docs" / "images", ROOT / "runs" / "gallery" / "loss.png"
-# Of a picture: the benchmark, what grows, and the title; what is drawn, its label and its unit.
+# For each picture: the benchmark, the swept variable and the title; the measured column, its label and its unit.
 SWEEPS = {
     "memory_vocabulary": ("linear_cross_entropy", "classes", "a loss of {}", "peak_bytes", "peak memory, MB", 1e-6),
     "step_tensors": ("ema_adam", "tensors", "a step, {}", "minimum_s", "time, ms", 1e3),
 }
-_SIZE = (4.0, 4.4)  # inches, of 150 pixels: readable on a phone, too
+_SIZE = (4.0, 4.4)  # in inches, at 150 pixels: also readable on a phone
 _STYLES = tuple(zip(("blue", "green", "purple", "orange", "brown", "cyan", "olive"), "sD^v<>P", strict=True))
 
 
 def draw_sweep(name: str) -> bool:
-    """Draw the sweep that a picture of this name shows, as it was last measured; return whether it was."""
+    """Draw the sweep of a picture as it was last measured; return whether it has been measured."""
     benchmark, variable, title, column, label, unit = SWEEPS[name]
     newest: Rows = max((read(path) for path in RESULTS.glob(f"*/{benchmark}.csv")), key=_date, default=[])
     rows = [row for row in newest if row["variable"] == variable]
@@ -79,12 +79,12 @@ def _make_logarithmic(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def write_small(picture: Image.Image, path: Path) -> None:
-    """Write a PNG with a palette, which takes a third of the bytes."""
+    """Write a PNG with a palette, which is a third of the size."""
     picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, format="png", optimize=True)
 
 
 def main() -> int:
-    """Draw all pictures that there are figures for; return 1 if one is left out."""
+    """Draw all pictures that have been measured; return 1 if one is missing."""
     drawn = {name: draw_sweep(name) for name in SWEEPS}
     if DEMO.exists():
         write_small(Image.open(DEMO), IMAGES / "demo_loss.png")

@@ -1,7 +1,7 @@
 """Steps of models of transformers and of TRL's DPOTrainer, as they are and patched: time and memory.
 
-``python -m benchmarks.integrations`` takes Llamas of one layer, whose head is most of what a step costs. A model of
-transformers is trained, trained with adapters of LoRA on a frozen head, and evaluated with ``eval_logits=False``; the
+``python -m benchmarks.integrations`` uses Llamas with one layer, whose head takes most of a step. A model of
+transformers is trained, trained with LoRA adapters on a frozen head, and evaluated with ``eval_logits=False``; the
 DPOTrainer computes the loss of one batch of four sequences, and its gradients.
 """
 
@@ -50,7 +50,7 @@ def _step(kind: str, is_patched: bool, tokens: torch.Tensor, classes: int) -> Ca
 
 
 def _dpo_trainer(folder: str, tokens: int, classes: int) -> Any:
-    """Make a DPOTrainer of random sequences, half of whose tokens are the prompt."""
+    """Return a DPOTrainer for random sequences, half of whose tokens are the prompt."""
     import datasets
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

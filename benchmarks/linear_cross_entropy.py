@@ -1,9 +1,9 @@
 """linear_cross_entropy against its peers and against the matrix products alone: time, memory and errors.
 
-``python -m benchmarks.linear_cross_entropy`` compares whole calls, forward and backward, with the loss of the logits:
-as it is, compiled and chunked; with torch's own function in its ways to split the rows; and with Liger's formula in
-calls of torch, because its kernels are triton's, for GPUs and NPUs. Memory and time are measured as classes grow, too.
-On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, which is not measured there.
+``python -m benchmarks.linear_cross_entropy`` compares whole calls, forward and backward, with the loss of all logits:
+eager, compiled and chunked; with torch's own function and its ways to split the rows; and with Liger's formula in torch
+calls, because its triton kernels need a GPU or an NPU. Memory and time are also measured for increasing numbers of
+classes. On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, which is not measured there.
 
 ``--npu`` counts the launches of a small bfloat16 call on an NPU, or on the host NPU, and compares its time with that of
 CANN's three operators alone.
@@ -28,7 +28,7 @@ from benchmarks._results import Row, has_bfloat16_instructions
 NAIVE, TORCHS, LIGER = "cross_entropy(linear(...))", "torch, LinearCrossEntropyOptions()", "Liger's formula"
 LIMIT_OF_PRODUCTS = f"{LIMIT}the matrix products alone"
 SHAPE, QUICK_SHAPE, _ON_NPU = (2048, 512, 32000), (64, 32, 500), (64, 32, 256)
-# Rows, features and the most classes of the sweep, where the peers that take too long are not measured.
+# Rows, features and most classes of the sweep, which omits peers that take too long.
 _SWEEP, _QUICK_SWEEP, _NOT_SWEPT = (1024, 256, 2**17), (1024, 32, 2**17), (TORCHS, LIGER)
 _ROWS_OF_A_CHUNK = 256
 
@@ -36,7 +36,7 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 
 
 def tensors_of(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensors:
-    """Make rows, head and targets; the logits are of variance 1."""
+    """Return rows, head and targets; the logits have variance 1."""
     rows, features, classes = shape
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(rows, features, generator=generator).to(dtype)
@@ -45,12 +45,12 @@ def tensors_of(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensors:
 
 
 def naive(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
-    """Compute the loss of all logits."""
+    """Compute the loss from all logits."""
     return theirs.cross_entropy(theirs.linear(input, head), target)
 
 
 def _chunked(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
-    """Do what users without a fused loss do: the logits of some rows at a time, made again in the backward pass."""
+    """Compute what users without a fused loss write: logits of some rows at a time, recomputed in the backward pass."""
 
     def sum_of(rows: Tensor, targets: Tensor) -> Tensor:
         return theirs.cross_entropy(theirs.linear(rows, head).float(), targets, reduction="sum")
@@ -61,11 +61,11 @@ def _chunked(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
 
 
 class _LigersFormula(torch.autograd.Function):
-    """Liger's formula in calls of torch, because its kernels need a GPU or an NPU.
+    """Liger's formula in torch calls, because its kernels need a GPU or an NPU.
 
     Loss and gradients of chunks of rows are computed in the forward pass. A chunk has about as many logits as the input
-    has elements. As by Liger's default, logits, their gradient and the sum of the head's gradient have the dtype of the
-    input; the loss, and what its kernel computes in between, are float32.
+    has elements. As in Liger's default, logits, their gradient and the accumulated gradient of the head have the
+    input's dtype; the loss and intermediate values of its kernel are float32.
     """
 
     @staticmethod
@@ -93,7 +93,7 @@ class _LigersFormula(torch.autograd.Function):
 
 
 def _with_gradient(logits: Tensor, target: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Return the loss of some of so many rows, and its gradient by the logits, which replaces them."""
+    """Return the loss of some of ``number`` rows, and its gradient with respect to the logits, which replaces them."""
     classes = target[:, None]
     total = logits.logsumexp(1, keepdim=True)
     loss = (total - logits.gather(1, classes)).sum() / number
@@ -103,12 +103,12 @@ def _with_gradient(logits: Tensor, target: Tensor, number: int) -> tuple[Tensor,
 
 
 def calls_of(tensors: Tensors, quick: bool) -> dict[str, Call]:
-    """Make the calls that are compared, by name."""
+    """Return the compared calls, by name."""
     functions: dict[str, Callable[..., Tensor]] = {NAIVE: naive}
     if not quick:
         functions["torch.compile of cross_entropy(linear(...))"] = torch.compile(naive, dynamic=True)
     functions["cross_entropy(linear(...)) of 256 rows, checkpointed"] = _chunked
-    if hasattr(theirs, "linear_cross_entropy"):  # from torch 2.13 on
+    if hasattr(theirs, "linear_cross_entropy"):  # from torch 2.13
         options = torch.nn.LinearCrossEntropyOptions
         of_512 = options(batch_chunk_size=512, chunking_method=None)
         functions[TORCHS] = partial(theirs.linear_cross_entropy, options=options())
@@ -119,7 +119,7 @@ def calls_of(tensors: Tensors, quick: bool) -> dict[str, Call]:
 
 
 def matrix_products(input: Tensor, head: Tensor, *teacher: Tensor) -> Call:
-    """Make the products that no loss can do without, into memory that is there."""
+    """Return a call of the products that every loss needs, into allocated memory."""
     input, head, *teacher = (tensor.detach() for tensor in (input, head, *teacher))
     logits = input.new_empty(len(input), len(head))
     input_grad, head_grad = torch.empty_like(input), torch.empty_like(head)
@@ -135,7 +135,7 @@ def matrix_products(input: Tensor, head: Tensor, *teacher: Tensor) -> Call:
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """Compare for the problem, and for more and more classes."""
+    """Compare for the problem, and for increasing numbers of classes."""
     shape = QUICK_SHAPE if options.quick else SHAPE
     rows: list[Row] = []
     for dtype in ("float32", "bfloat16") if has_bfloat16_instructions() else ("float32",):
@@ -161,7 +161,7 @@ def _compared(tensors: Tensors, calls: Mapping[str, Call], options: argparse.Nam
 
 
 def _truth_of(tensors: Tensors) -> Tensor:
-    """Compute the loss in float64, of some rows at a time."""
+    """Compute the loss in float64, some rows at a time."""
     input, head, target = (tensor.detach() for tensor in tensors)
     head, losses = head.double(), []
     for rows in torch.arange(len(input)).split(_ROWS_OF_A_CHUNK):
@@ -170,7 +170,7 @@ def _truth_of(tensors: Tensors) -> Tensor:
 
 
 def _measure_on_npu(options: argparse.Namespace) -> list[Row]:
-    """Compare with the operators' entries; the host NPU computes torch's operators on the host, so all wait for it."""
+    """Compare with the operators' entry points; the host NPU runs torch's operators on the host, so all wait for it."""
     use_npu()
     rows, features, classes = _ON_NPU
     input, head = (torch.randn(size, features).bfloat16().npu().requires_grad_() for size in (rows, classes))

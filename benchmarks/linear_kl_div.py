@@ -1,6 +1,6 @@
 """linear_kl_div against torch's composition: ``python -m benchmarks.linear_kl_div``.
 
-Time and memory of forward and backward, of a teacher twice as wide as the student.
+Time and memory of forward and backward, with a teacher twice as wide as the student.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def tensors_of(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensors:
-    """Make rows and head of a student, and of a teacher twice as wide; the logits are of variance 1."""
+    """Return rows and head of a student, and of a teacher twice as wide; the logits have variance 1."""
     rows, features, classes = shape
     generator = torch.Generator().manual_seed(0)
     made = [
@@ -35,7 +35,7 @@ def tensors_of(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensors:
 
 
 def composed(input: Tensor, head: Tensor, teacher_input: Tensor, teacher_head: Tensor) -> Tensor:
-    """Compute the forward KL as torch's functions do, with all logits."""
+    """Compute the forward KL divergence with torch's functions, from all logits."""
     student = theirs.linear(input, head).float().log_softmax(-1)
     with torch.no_grad():
         teacher = theirs.linear(teacher_input, teacher_head).float().log_softmax(-1)

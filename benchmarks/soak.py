@@ -1,9 +1,9 @@
-"""Train for 20,000 steps and see whether anything grows: ``python -m benchmarks.soak [--device npu]``.
+"""Train for 20,000 steps and check that nothing grows: ``python -m benchmarks.soak [--device npu]``.
 
-A step calls every loss, the embedding and the optimizer, with shapes and dtypes that take turns; now and then the
-averages are swapped in and the state is saved and loaded. Counted are the process's memory, tensors, threads and open
-files, and on the host NPU, which stands in where there is no NPU, what is alive there and its memory. The command fails
-if anything has grown.
+A step calls every loss, the embedding and the optimizer, with varying shapes and dtypes; occasionally the averages are
+swapped in, and the state is saved and loaded. The command counts the process's memory, tensors, threads and open files,
+and on the host NPU, which is used where there is no NPU, live objects and device memory. It fails if anything has
+grown.
 """
 
 import argparse
@@ -30,12 +30,12 @@ _FEATURES = 32
 _EVALUATE_EVERY = 50
 _SAVE_EVERY = 500
 _SAMPLES = 50
-# The allocators of Python and of the C library keep some of what small objects have fragmented.
+# The allocators of Python and the C library keep some memory that small objects have fragmented.
 MEMORY, GROWTH_OF_MEMORY = "bytes of memory", 0.01
 
 
 class Training:
-    """A small model that is trained on random numbers."""
+    """A small model trained on random numbers."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -51,7 +51,7 @@ class Training:
         self.optimizer = FusedEmaAdam(self.model.parameters(), lr=1e-3)
 
     def loss(self, rows: int, dtype: torch.dtype) -> Tensor:
-        """Return a loss that every operator has a part in."""
+        """Return a loss to which every operator contributes."""
         tokens = torch.randint(_CLASSES, (rows + 1,), generator=self.generator).to(self.device)
         hidden = self.model["hidden"](self.model["embedding"](tokens[:-1])).tanh()
         value, probability = self.model["value"](hidden).sigmoid().unbind(1)
@@ -63,7 +63,7 @@ class Training:
         )
 
     def step(self, number: int) -> None:
-        """Do a step, and what comes after so many of them."""
+        """Do a step, and the periodic actions after it."""
         self.optimizer.zero_grad()
         self.loss(*SHAPES[number % len(SHAPES)]).backward()
         self.optimizer.step()
@@ -80,7 +80,7 @@ class Training:
 
 
 def counts() -> dict[str, int]:
-    """Return how many things there are that a process can lose sight of."""
+    """Return the numbers of resources that a process can leak."""
     gc.collect()
     found = {
         "tensors": sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()),
@@ -96,14 +96,14 @@ def counts() -> dict[str, int]:
 
 
 def growth(first: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:
-    """Return what is more than at first, and by how much."""
+    """Return the increase of each resource that has grown."""
     allowed = {MEMORY: int(GROWTH_OF_MEMORY * first[MEMORY])}
     more = {name: last[name] - first.get(name, 0) for name in last}
     return {name: number for name, number in more.items() if number > allowed.get(name, 0)}
 
 
 def main(device: str, steps: int) -> int:
-    """Train, and print what there is now and then, and what has grown since a third; return the exit status."""
+    """Train, print the counts periodically, and the growth since a third of the steps; return the exit status."""
     training = Training(device)
     first, last = None, {}
     for number in range(1, steps + 1):

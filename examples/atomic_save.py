@@ -1,6 +1,6 @@
-"""Writing files so that a reader never meets half of one.
+"""Atomic file writes: a reader never sees a partial file.
 
-The package has such a function too, but a private one, and these programs use what is public.
+The package has such a function, but it is private, and the examples use only the public API.
 """
 
 import os

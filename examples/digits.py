@@ -25,7 +25,7 @@ LABELS = {"even": {0, 2, 4, 6, 8}, "prime": {2, 3, 5, 7}, "above 4": {5, 6, 7, 8
 
 @dataclass(frozen=True)
 class Digits:
-    """Images with pixels from 0 to 1, and for each image which of ``LABELS`` are true of it."""
+    """Images with pixels from 0 to 1, and for each image which of ``LABELS`` apply."""
 
     images: Tensor
     labels: Tensor
@@ -50,7 +50,7 @@ def train(
     """Minimise ``loss_of`` a batch of ``digits``, and return the optimizer, which has the EMA weights."""
     optimizer = FusedEmaAdam(model.parameters(), lr=2e-3, weight_decay=1e-4, ema_decay=0.99)
     for _ in trange(epochs, desc=name, unit="epoch"):
-        # On the CPU, so that a seed gives the same batches for every device.
+        # Drawn on the CPU, so that a seed gives the same batches on every device.
         for rows in torch.randperm(len(digits.images)).to(digits.images.device).split(BATCH_SIZE):
             optimizer.zero_grad()
             loss_of(Digits(digits.images[rows], digits.labels[rows])).backward()
@@ -59,7 +59,7 @@ def train(
 
 
 def autoencode(training: Digits, held_out: Digits, epochs: int) -> bool:
-    """Squeeze the images through 12 numbers, and return whether that beats drawing the mean image."""
+    """Compress the images to 12 numbers, and return whether that beats drawing the mean image."""
     model = nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 12), nn.Linear(12, 128), nn.ReLU(), nn.Linear(128, 64)
     ).to(training.images.device)
@@ -77,7 +77,7 @@ def autoencode(training: Digits, held_out: Digits, epochs: int) -> bool:
 
 
 def classify(training: Digits, held_out: Digits, epochs: int) -> bool:
-    """Predict every label by itself, and return whether each one beats its commoner value."""
+    """Predict each label separately, and return whether all predictions beat the more common value."""
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, len(LABELS)), nn.Sigmoid())
     model.to(training.images.device)
 
@@ -121,6 +121,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # These models are so small that threads would spend their time waiting for each other.
+    # These models are so small that threads would mostly wait for one another.
     torch.set_num_threads(1)
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""Train a small language model whose weights, head and EMA weights ``fully_shard`` (FSDP2) spreads over processes.
+"""Train a small language model whose weights, head and EMA weights ``fully_shard`` (FSDP2) shards over processes.
 
-Run ``torchrun --nproc-per-node 2 examples/fsdp2.py``, or on simulated NPUs ``torchrun --nproc-per-node 2 -m
-host_npu examples/fsdp2.py --device npu``; ``--help`` lists the options. Every process draws batches of
-its own. The loss is computed outside of the model's forward pass, without the logits, and is told of the shards by
-``fsdp_module``; the EMA weights are as sharded as the weights.
+Run ``torchrun --nproc-per-node 2 examples/fsdp2.py``, or on simulated NPUs ``torchrun --nproc-per-node 2 -m host_npu
+examples/fsdp2.py --device npu``; ``--help`` lists the options. Every process draws its own batches. The loss is
+computed outside of the model's forward pass, without the logits, and gets the shards through ``fsdp_module``; the EMA
+weights are sharded like the weights.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class LanguageModel(nn.Module):
 
 
 def sharded_model(width: int, device: str) -> LanguageModel:
-    """Return a model of which every process has a part: of each block, of the head, and of the rest."""
+    """Return a model that is sharded over the processes: each block, the head, and the rest."""
     torch.manual_seed(0)
     model = LanguageModel(width).to(device)
     for module in (*model.blocks, model.head, model):
@@ -79,7 +79,7 @@ def train(model: LanguageModel, optimizer: FusedEmaAdam, data: TextData, steps: 
 
 @torch.no_grad()
 def validation_loss(model: LanguageModel, data: TextData, device: str) -> float:
-    """Return the mean loss over windows of the validation text, of which each process has its share."""
+    """Return the mean loss over windows of the validation text, which the processes share."""
     batches = evenly_spaced_batches(data.validation, BATCH_SIZE, CONTEXT, VALIDATION_WINDOWS)
     share = batches[dist.get_rank() :: dist.get_world_size()]
     total = torch.stack([loss_of(model, *(tensor.to(device) for tensor in batch)) for batch in share]).sum()
@@ -88,7 +88,7 @@ def validation_loss(model: LanguageModel, data: TextData, device: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Train, print what it showed, and return whether it was as it should be."""
+    """Train, print the results, and return whether they are as expected."""
     data = first_process_first(partial(load_text_data, arguments.output / "cache"))
     model = sharded_model(arguments.width, arguments.device)
     optimizer = FusedEmaAdam(model.parameters(), lr=LEARNING_RATE, ema_decay=0.9)
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 if the model has learned and its weights have come back."""
+    """Run the command line; return 0 if the model has learned and its weights have been restored."""
     parser = argparse.ArgumentParser(description="Train a language model that FSDP2 has sharded.")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="where to train (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=100, help="steps of the optimizer (default: %(default)s)")

@@ -1,7 +1,7 @@
 """Train a small Llama on the Python standard library with Hugging Face's Trainer, this package's loss and EMA weights.
 
 Run ``python examples/hf_trainer.py --steps 200`` from a checkout, with ``pip install "transformers>=5" accelerate``;
-``--resume`` goes on from the last checkpoint.
+``--resume`` continues from the last checkpoint.
 """
 
 import argparse
@@ -21,7 +21,7 @@ VALIDATION_WINDOWS = 32
 
 
 class Windows(torch.utils.data.Dataset):
-    """Windows of a text that begin at equal distances; their labels are the same tokens."""
+    """Evenly spaced windows of a text; the labels are the same tokens."""
 
     def __init__(self, tokens: torch.Tensor, context: int, windows: int) -> None:
         starts = torch.arange(windows) * (len(tokens) - context) // windows
@@ -35,7 +35,7 @@ class Windows(torch.utils.data.Dataset):
 
 
 def make_model(width: int, context: int) -> LlamaForCausalLM:
-    """Return a Llama with random weights, whose training loss never holds the logits of all tokens."""
+    """Return a Llama with random weights, whose training loss never materializes the logits of all tokens."""
     config = LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=width,
@@ -49,7 +49,7 @@ def make_model(width: int, context: int) -> LlamaForCausalLM:
 
 
 def make_trainer(options: argparse.Namespace) -> tuple[Trainer, float]:
-    """Return the trainer, and the loss of a model that only knows how frequent each token is."""
+    """Return the trainer, and the loss of a model that only knows the frequency of each token."""
     torch.manual_seed(options.seed)
     data = load_text_data(options.output / "cache")
     arguments = TrainingArguments(

@@ -1,7 +1,7 @@
 """Train an autoencoder of scikit-learn's digits with Lightning, and validate and checkpoint EMA weights.
 
-Run ``python examples/lightning_digits.py`` from a checkout, with ``pip install "lightning>=2.6"``; ``--resume`` goes on
-from the checkpoint. Lightning knows no NPUs; for ``--device npu`` this file tells it of one.
+Run ``python examples/lightning_digits.py`` from a checkout, with ``pip install "lightning>=2.6"``; ``--resume``
+continues from the checkpoint. Lightning does not support NPUs; for ``--device npu`` this file defines an accelerator.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Autoencoder(LightningModule):
-    """Squeezes images through 12 numbers."""
+    """Compresses images to 12 numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Autoencoder(LightningModule):
         )
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
-        """Return the error of the reconstruction."""
+        """Return the reconstruction error."""
         [images] = batch
         return F.mse_loss(self.layers(images), images)
 
     def validation_step(self, batch: list[Tensor]) -> None:
-        """Log the error, which is that of the EMA weights."""
+        """Log the reconstruction error with the EMA weights."""
         self.log("val_loss", self.training_step(batch))
 
     def configure_optimizers(self) -> FusedEmaAdam:
@@ -49,21 +49,21 @@ class Autoencoder(LightningModule):
 
 
 class NpuAccelerator(Accelerator):
-    """What Lightning has to know of NPUs to train on one of them."""
+    """The interface through which Lightning trains on an NPU."""
 
     @staticmethod
     def parse_devices(devices: int) -> list[int]:
-        """Return the numbers of the first ``devices`` NPUs."""
+        """Return the indices of the first ``devices`` NPUs."""
         return list(range(devices))
 
     @staticmethod
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
-        """Return the NPUs of these numbers."""
+        """Return the NPUs with these indices."""
         return [torch.device("npu", index) for index in devices]
 
     @staticmethod
     def auto_device_count() -> int:
-        """Return how many NPUs there are."""
+        """Return the number of NPUs."""
         return int(torch.npu.device_count())
 
     @staticmethod
@@ -73,27 +73,27 @@ class NpuAccelerator(Accelerator):
 
     @staticmethod
     def name() -> str:
-        """Return how Lightning calls it."""
+        """Return Lightning's name of the accelerator."""
         return "npu"
 
     def setup_device(self, device: torch.device) -> None:
-        """Make a device the current one."""
+        """Make a device current."""
         torch.npu.set_device(device)
 
     def get_device_stats(self, device: torch.device) -> dict[str, Any]:
-        """Return what the allocator has counted."""
+        """Return the allocator's statistics."""
         return dict(torch.npu.memory_stats(device))
 
     def teardown(self) -> None:
-        """Give back the memory that the allocator keeps."""
+        """Free the allocator's cached memory."""
         torch.npu.empty_cache()
 
 
 def place(device: torch.device) -> dict[str, Any]:
     """Return the arguments of ``Trainer`` for a device.
 
-    On an NPU its ``precision="bf16-mixed"`` would be CUDA's, without effect; the plugin
-    ``MixedPrecision("bf16-mixed", device="npu")`` is what computes in bfloat16.
+    On an NPU, Trainer's ``precision="bf16-mixed"`` would be CUDA's and have no effect; the plugin
+    ``MixedPrecision("bf16-mixed", device="npu")`` enables bfloat16.
     """
     if device.type == "cpu":
         return {"accelerator": "cpu"}
@@ -101,7 +101,7 @@ def place(device: torch.device) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 if the model beats drawing the mean image."""
+    """Run the command line; return 0 if the model beats drawing the mean image."""
     parser = argparse.ArgumentParser(description="Train an autoencoder of digits with Lightning.")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="where to train (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("runs/lightning_digits"), help="(default: %(default)s)")

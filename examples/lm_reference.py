@@ -1,4 +1,4 @@
-"""The same training with torch's own operators and optimizer, and how far apart the losses may be."""
+"""The same training with torch's operators and optimizer, and the tolerated difference of the losses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ def _linear_cross_entropy(input: torch.Tensor, weight: torch.Tensor, target: tor
 
 
 class ReferenceTrainer(Trainer):
-    """Trains the transformer with the operators and the optimizer of torch itself."""
+    """Trains the transformer with torch's operators and optimizer."""
 
     operators = {
         "embedding_type": nn.Embedding,
@@ -32,10 +32,10 @@ class ReferenceTrainer(Trainer):
     }
 
     def build_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Return torch's AdamW, and average the weights beside it."""
+        """Return torch's AdamW, and average the weights separately."""
         averaging = get_ema_multi_avg_fn(self.settings.ema_decay)
         self.averaged_model = AveragedModel(self.model, multi_avg_fn=averaging)
-        # AveragedModel copies the weights the first time instead of averaging them: let that be the initial ones.
+        # AveragedModel copies the weights in its first update, so do that with the initial weights.
         self.averaged_model.update_parameters(self.model)
         return torch.optim.AdamW(groups, lr=self.settings.lr, betas=BETAS)
 
@@ -47,7 +47,7 @@ class ReferenceTrainer(Trainer):
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Put the averaged model in the model's place for a while."""
+        """Temporarily replace the model by the averaged model."""
         model, averaged_model = self.model, self.averaged_model.module
         assert isinstance(averaged_model, Transformer)
         self.model = averaged_model
@@ -58,10 +58,10 @@ class ReferenceTrainer(Trainer):
 
 
 class ControlTrainer(ReferenceTrainer):
-    """Trains like the reference, from weights that are rounded differently."""
+    """Trains like the reference, from differently rounded weights."""
 
     def build_model(self) -> Transformer:
-        """Return a freshly initialised model with about one rounding error on every weight."""
+        """Return a new model with about one rounding error in every weight."""
         model = super().build_model()
         generator = torch.Generator().manual_seed(self.settings.seed)
         with torch.no_grad():
@@ -79,8 +79,8 @@ class ControlTrainer(ReferenceTrainer):
 class Comparison:
     """A run's losses next to those of its reference and of its control.
 
-    Training amplifies rounding errors exponentially. How much is measured: the control differs from the reference by
-    rounding alone, so a run that differs from it by rounding alone is about as far from it at every step.
+    Training amplifies rounding errors exponentially. The control measures by how much: it differs from the reference by
+    rounding alone, so a correct run is about as far from the reference at every step.
     """
 
     losses: list[float]

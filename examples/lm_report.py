@@ -1,4 +1,4 @@
-"""What a language model's training run leaves behind: a table of the losses, a plot and a summary."""
+"""The output of a language model's training run: a table of the losses, a plot and a summary."""
 
 import csv
 import math
@@ -35,7 +35,7 @@ class Result:
 
 
 def mean_of_last(losses: list[float]) -> float:
-    """Return the mean of the last losses, single ones being noisy."""
+    """Return the mean of the last losses, because single ones are noisy."""
     last = losses[-FINAL_STEPS:]
     return sum(last) / len(last)
 
@@ -53,7 +53,7 @@ def write_table(result: Result, path: Path) -> None:
 
 def write_plot(result: Result, path: Path) -> None:
     """Plot the losses against the steps."""
-    figure = Figure(figsize=(4, 4.4), layout="constrained")  # readable on a phone, too
+    figure = Figure(figsize=(4, 4.4), layout="constrained")  # also readable on a phone
     axes = figure.add_subplot(xlabel="step", ylabel="cross entropy (nats per token)")
     steps = range(1, len(result.losses) + 1)
     axes.plot(steps, result.losses, color="tab:blue", alpha=0.25, linewidth=0.8, label="training")
@@ -76,14 +76,14 @@ def write_plot(result: Result, path: Path) -> None:
 
 
 def running_mean(losses: list[float]) -> list[float]:
-    """Return for each step the mean of the losses up to it, of no more than ``SMOOTHED_STEPS``."""
+    """Return for each step the mean of the losses up to it, over at most ``SMOOTHED_STEPS``."""
     sums = [0.0, *accumulate(losses)]
     begins = [max(0, end - SMOOTHED_STEPS) for end in range(1, len(sums))]
     return [(sums[end] - sums[begin]) / (end - begin) for end, begin in enumerate(begins, start=1)]
 
 
 def summary(result: Result, files: list[Path]) -> str:
-    """Return the lines that are printed at the end of a run."""
+    """Return the lines printed at the end of a run."""
     steps = len(result.losses)
     raw, averaged = result.validation_losses[steps]
     speed = f"{result.tokens_per_second:,.0f} tokens/s" if result.tokens_per_second else "no steps left to do"
@@ -105,7 +105,7 @@ def summary(result: Result, files: list[Path]) -> str:
 
 
 def launch_summary(launches: dict[str, int]) -> str:
-    """Return lines that say which operators of CANN were launched on an NPU, and how often."""
+    """Return lines with the number of launches of each CANN operator on an NPU."""
     launched = {name: count for name, count in sorted(launches.items()) if count > 0}
     return "\n".join(["launched on the NPU", *(f"{count:>9,} x {name}" for name, count in launched.items())])
 

@@ -26,13 +26,13 @@ LARGEST_GRADIENT_NORM = 1.0
 WARM_UP_STEPS = 50
 LAST_LEARNING_RATE_FRACTION = 0.2
 VALIDATION_WINDOWS = 128
-# How much the predictions of a token's properties count beside that of the token.
+# The weight of the losses of a token's properties relative to the loss of the token.
 PROPERTIES_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that a training run's numbers depend on, apart from the text."""
+    """Everything that the numbers of a training run depend on, apart from the text."""
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -54,17 +54,17 @@ class Settings:
 
 
 class SettingsError(ValueError):
-    """Raised when settings do not fit each other or the text."""
+    """Raised when settings are inconsistent with each other or with the text."""
 
 
 class CheckpointError(RuntimeError):
-    """Raised when a checkpoint cannot be continued from."""
+    """Raised when training cannot continue from a checkpoint."""
 
 
 class Trainer:
     """Trains the transformer with this package's embedding, losses and optimizer."""
 
-    # What the model is to use instead of this package's operators.
+    # Replacements of this package's operators.
     operators: Mapping[str, Any] = {}
     model_type = Transformer
 
@@ -75,7 +75,7 @@ class Trainer:
         if settings.context >= shortest:
             raise SettingsError(f"context must be below {shortest}, the tokens of text, got {settings.context}")
         self.device = open_device(settings.device)
-        # The weights are drawn on the CPU, so that they are the same for every device.
+        # The weights are drawn on the CPU, so that they are the same on every device.
         torch.manual_seed(settings.seed)
         self.model = self.build_model().to(self.device)
         self.optimizer = self.build_optimizer(weight_decay_groups(self.model))
@@ -87,7 +87,7 @@ class Trainer:
         self.training_seconds = 0.0
 
     def build_model(self) -> Transformer:
-        """Return a freshly initialised model."""
+        """Return a new model."""
         return self.model_type(
             vocabulary_size=VOCABULARY_SIZE,
             context=self.settings.context,
@@ -102,7 +102,7 @@ class Trainer:
         return FusedEmaAdam(groups, lr=self.settings.lr, betas=BETAS, ema_decay=self.settings.ema_decay)
 
     def ema_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the EMA weights."""
+        """Return a context in which the model holds the EMA weights."""
         assert isinstance(self.optimizer, FusedEmaAdam)
         return self.optimizer.swap_ema_params()
 
@@ -114,7 +114,7 @@ class Trainer:
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the losses of one batch: of the tokens, and of their properties."""
         batch = (tensor.to(self.device) for tensor in (inputs, targets, self.properties[targets]))
-        # Weights stay float32: steps of EMA and Adam are mostly too small to survive rounding to bfloat16.
+        # Weights stay float32: most updates by EMA and Adam are too small to survive rounding to bfloat16.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
             losses: tuple[torch.Tensor, torch.Tensor] = self.model(*batch)
         return losses
@@ -137,7 +137,7 @@ class Trainer:
         return self.losses[-1]
 
     def clip_gradients(self) -> None:
-        """Scale the gradients down where their norm is too large."""
+        """Scale the gradients down if their norm is too large."""
         nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
 
     @property
@@ -155,7 +155,7 @@ class Trainer:
         return decision
 
     def validate(self) -> tuple[float, float]:
-        """Return the validation losses of the raw and of the EMA weights, and keep them for the report."""
+        """Return the validation losses of the raw and the EMA weights, and record them for the report."""
         raw = self.validation_loss()
         with self.ema_weights():
             averaged = self.validation_loss()
@@ -164,14 +164,14 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Return the mean loss of the model as it is over windows of the validation text."""
+        """Return the mean loss of the current model over windows of the validation text."""
         batches = evenly_spaced_batches(
             self.data.validation, self.settings.batch_size, self.settings.context, VALIDATION_WINDOWS
         )
         return sum(self.loss(*batch)[0].item() * len(batch[0]) for batch in batches) / VALIDATION_WINDOWS
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint that ``load`` continues from bit for bit."""
+        """Write a checkpoint from which ``load`` continues bit for bit."""
         contents = self.contents()
         if self.is_first:
             save_atomically(contents, path)
@@ -190,7 +190,7 @@ class Trainer:
         }
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint, which must be of the same settings and text."""
+        """Continue from a checkpoint with the same settings and text."""
         if not path.exists():
             raise CheckpointError(f"there is no checkpoint {path} to resume from")
         contents = torch.load(path, map_location="cpu", weights_only=True)
@@ -219,7 +219,7 @@ class Trainer:
 
 
 def weight_decay_groups(model: Transformer) -> list[dict[str, Any]]:
-    """Split the parameters into matrices, which decay, and norms and embeddings, which do not."""
+    """Split the parameters into matrices, which get weight decay, and norms and embeddings, which do not."""
     decayed = [
         parameter
         for name, parameter in model.named_parameters()
@@ -231,7 +231,7 @@ def weight_decay_groups(model: Transformer) -> list[dict[str, Any]]:
 
 
 def learning_rate_fraction(step: int, steps: int) -> float:
-    """Return what part of the full learning rate step ``step`` of ``steps`` has: a linear rise times half a cosine."""
+    """Return the fraction of the full learning rate at ``step`` of ``steps``: a linear warm-up times half a cosine."""
     rise = min(1.0, (step + 1) / WARM_UP_STEPS)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
     return rise * (LAST_LEARNING_RATE_FRACTION + (1 - LAST_LEARNING_RATE_FRACTION) * cosine)

@@ -1,4 +1,4 @@
-"""The processes that ``torchrun`` has started, as a group in which their devices talk to each other."""
+"""The processes started by ``torchrun``, as a group whose devices communicate."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Functions of this module have the default group of that moment as a default argument, and torch.optim imports it at
-# the first step. A group that existed by then would live until Python ends, and a thread of it that frees a tensor at
-# that time aborts the process.
+# Functions of this module have the current default group as a default argument, and torch.optim imports it in the first
+# step. A group that existed by then would live until Python exits, and a thread of it that frees a tensor at that time
+# aborts the process.
 import torch.distributed.nn
 from devices import open_device
 
@@ -23,7 +23,7 @@ class NoProcessesError(RuntimeError):
 
 @contextmanager
 def processes(device: str) -> Iterator[None]:
-    """Join the processes that torchrun has started, each with a device of this name, and leave them at the end."""
+    """Join the processes that torchrun has started, each with such a device, and leave them at the end."""
     if "RANK" not in os.environ:
         raise NoProcessesError("several processes need torchrun: torchrun --nproc-per-node 2 PROGRAM ...")
     open_device(device)
@@ -37,7 +37,7 @@ def processes(device: str) -> Iterator[None]:
 
 
 def first_process_first(make: Callable[[], Any]) -> Any:
-    """Return what ``make`` does, which the first process calls before the others, so that they find its files."""
+    """Return the result of ``make``, which the first process calls before the others, so that they find its files."""
     if dist.get_rank() > 0:
         dist.barrier()
     made = make()

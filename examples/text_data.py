@@ -1,4 +1,4 @@
-"""The Python standard library's sources as tokens to train a language model on."""
+"""The Python standard library's sources as tokens for a language model."""
 
 import hashlib
 import math
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 VOCABULARY_SIZE = 4096
 END_OF_FILE = "<|endoffile|>"
 VALIDATION_FILE_EVERY = 20
-# Third-party packages differ from machine to machine, and the others are mostly tables and test fixtures.
+# Third-party packages differ between machines, and the others are mostly tables and test fixtures.
 EXCLUDED_DIRECTORIES = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 )
@@ -23,7 +23,7 @@ EXCLUDED_DIRECTORIES = frozenset(
 
 @dataclass(frozen=True)
 class TextData:
-    """A tokenised text, split by file into a part for training and a part for validation."""
+    """A tokenized text, split by file into training and validation parts."""
 
     tokenizer: Tokenizer
     training: torch.Tensor
@@ -45,7 +45,7 @@ def load_text_data(cache_directory: Path) -> TextData:
 
 
 def read_standard_library() -> list[str]:
-    """Return the installed standard library's Python sources, in the order of their paths."""
+    """Return the Python sources of the installed standard library, sorted by path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = [path.relative_to(root) for path in root.rglob("*.py")]
     kept = sorted(path.as_posix() for path in paths if EXCLUDED_DIRECTORIES.isdisjoint(path.parts))
@@ -80,7 +80,7 @@ def tokenise(texts: list[str]) -> dict[str, str | torch.Tensor]:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Train a byte-level BPE tokeniser of ``VOCABULARY_SIZE`` tokens on ``texts``."""
+    """Train a byte-level BPE tokenizer with ``VOCABULARY_SIZE`` tokens on ``texts``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -101,7 +101,7 @@ def token_properties(tokenizer: Tokenizer) -> torch.Tensor:
 
 
 def windows_at(tokens: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the inputs of ``context`` tokens that begin at ``starts``, and as targets the tokens that follow each."""
+    """Return windows of ``context`` tokens from ``starts`` as inputs, and the tokens that follow each as targets."""
     windows = tokens[starts[:, None] + torch.arange(context + 1)]
     return windows[:, :-1], windows[:, 1:]
 
@@ -122,7 +122,7 @@ def evenly_spaced_batches(
 
 
 def unigram_cross_entropy(training: torch.Tensor, validation: torch.Tensor) -> float:
-    """Return the nats per validation token when every token is predicted by its frequency in training alone."""
-    # One is added to every count so that a token never seen in training still has a probability.
+    """Return the nats per validation token if every token is predicted by its frequency in training alone."""
+    # Every count is incremented, so that a token that is not in training still has a probability.
     counts = torch.bincount(training, minlength=VOCABULARY_SIZE).double() + 1
     return float(-(counts / counts.sum()).log()[validation].mean())

@@ -1,9 +1,9 @@
 """Train a small language model on the Python standard library, with this package's operators throughout.
 
-Run ``python examples/train_lm.py --minutes 2`` from a checkout; ``--help`` lists the options. With
-``torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel`` each process has half of the output head; with
-``torchrun --nproc-per-node 2 -m host_npu examples/train_lm.py --device npu --vocab-parallel`` on
-simulated NPUs, which HCCL connects.
+Run ``python examples/train_lm.py --minutes 2`` from a checkout; ``--help`` lists the options. With ``torchrun
+--nproc-per-node 2 examples/train_lm.py --vocab-parallel``, each process has half of the output head; ``torchrun
+--nproc-per-node 2 -m host_npu examples/train_lm.py --device npu --vocab-parallel`` does so on simulated NPUs, connected
+by HCCL.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from tqdm import tqdm
 from vocab_parallel import VocabParallelTrainer
 
 VALIDATIONS = 6
-# Fewer steps than this may rightly end above the unigram entropy.
+# Shorter runs may end above the unigram entropy.
 STEPS_TO_BEAT_UNIGRAM = 200
 PROMPT = "    def __init__(self,"
 SAMPLE_TOKENS = 64
@@ -40,7 +40,7 @@ SAMPLE_TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run's files go and when it stops; nothing here changes its numbers."""
+    """The output folder and limits of a run; they do not affect its numbers."""
 
     output: Path = Path("runs/train_lm")
     minutes: float = math.inf
@@ -53,7 +53,7 @@ class RunOptions:
 
 
 def train(settings: Settings, options: RunOptions) -> Result | None:
-    """Train, write the files to ``options.output`` and return the outcome, or ``None`` where another process does."""
+    """Train, write the files to ``options.output`` and return the result, or ``None`` if another process does."""
     load = partial(load_text_data, options.output / "cache")
     trainer = (
         VocabParallelTrainer(settings, first_process_first(load))
@@ -87,7 +87,7 @@ def train(settings: Settings, options: RunOptions) -> Result | None:
 
 
 def run(trainer: Trainer, options: RunOptions) -> float | None:
-    """Train until the last step or the time is over, and return the tokens per second if any step was done."""
+    """Train until the last step or the time limit; return the tokens per second if a step was done."""
     settings = trainer.settings
     first_step = trainer.step
     last_step = min(settings.steps, options.stop_at or settings.steps)
@@ -115,7 +115,7 @@ def run(trainer: Trainer, options: RunOptions) -> float | None:
 
 
 def compare(trainer: Trainer, show_progress: bool) -> Comparison:
-    """Repeat the training with torch's own operators, as it was and with the weights rounded differently."""
+    """Repeat the training with torch's own operators: once unchanged, and once with differently rounded weights."""
     reference = ReferenceTrainer(trainer.settings, trainer.data)
     control = ControlTrainer(trainer.settings, trainer.data)
     for name, other in (("reference", reference), ("control", control)):
@@ -132,7 +132,7 @@ def compare(trainer: Trainer, show_progress: bool) -> Comparison:
 
 
 def sample_text(trainer: Trainer) -> str:
-    """Let the model with the EMA weights continue a line of Python."""
+    """Continue a line of Python with the model and its EMA weights."""
     tokenizer = trainer.data.tokenizer
     prompt = tokenizer.encode(PROMPT).ids
     generator = torch.Generator().manual_seed(trainer.settings.seed)
@@ -146,7 +146,7 @@ def sample_text(trainer: Trainer) -> str:
 
 
 def number(kind: Callable[[str], float], accepts: Callable[[float], bool], accepted: str) -> Callable[[str], float]:
-    """Return an argparse type for the numbers that ``accepts`` returns true for."""
+    """Return an argparse type for numbers that ``accepts`` accepts."""
 
     def parse(text: str) -> float:
         try:
@@ -223,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def problems_with(result: Result) -> list[str]:
-    """Return what shows that the training did not work."""
+    """Return signs that the training did not work."""
     problems = []
     if len(result.losses) >= STEPS_TO_BEAT_UNIGRAM and not result.final_loss < result.unigram_cross_entropy:
         problems.append(

@@ -15,7 +15,7 @@ INITIAL_STANDARD_DEVIATION = 0.02
 
 
 class RotaryPositions(nn.Module):
-    """Rotates each pair of query or key channels by an angle in proportion to the token's position."""
+    """Rotates each pair of query or key channels by an angle proportional to the token's position."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -45,7 +45,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Mix each position with those before it."""
+        """Mix each position with the previous ones."""
         heads = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(self.positions(query), self.positions(key), value, is_causal=True)
@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and a feed-forward network, each after a norm and added to its input."""
+    """One layer: attention and a feed-forward network, each with a norm before and a residual connection."""
 
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()
@@ -72,11 +72,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A pre-norm decoder-only transformer whose embedding and losses can be exchanged for others of the same meaning.
+    """A pre-norm decoder-only transformer with exchangeable embedding and losses.
 
-    Beside the next token it predicts two properties of it, which teach its hidden states what the tokens have in
-    common: the logarithm of its length, a regression, and whether it begins with a letter or a
-    digit, a classification.
+    In addition to the next token, it predicts two properties of it, which teach its hidden states common features of
+    tokens: the logarithm of its length (a regression), and whether it begins with a letter or a digit (a
+    classification).
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Transformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, so small that the first prediction is close to uniform."""
+        """Draw all weights anew, small enough that the first prediction is close to uniform."""
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                # 2 * layers outputs are added up, and this keeps the variance of their sum independent of the depth.
+                # 2 * layers outputs are added up; this keeps the variance of their sum independent of the depth.
                 shrink = math.sqrt(2 * len(self.blocks)) if name.endswith("output.weight") else 1.0
                 nn.init.normal_(parameter, std=INITIAL_STANDARD_DEVIATION / shrink)
 
@@ -123,10 +123,10 @@ class Transformer(nn.Module):
     def forward(
         self, tokens: torch.Tensor, targets: torch.Tensor, properties: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean losses of predicting ``targets``, without building the logits, and ``properties`` of theirs.
+        """Return the mean losses of ``targets``, without materializing the logits, and of their ``properties``.
 
-        ``properties``, of shape (batch, positions, 2), holds the logarithm of each target's length, and 1 where it
-        begins with a letter or a digit.
+        ``properties``, of shape (batch, positions, 2), holds the logarithm of each target's length, and 1 if it begins
+        with a letter or a digit.
         """
         hidden = self.hidden(tokens).flatten(0, 1)
         loss = self.linear_cross_entropy(hidden, self.head_weight, targets.flatten())
@@ -137,14 +137,14 @@ class Transformer(nn.Module):
         )
 
     def next_token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the token after a position whose hidden state has the shape (width,)."""
+        """Return the logits of the next token for a hidden state of shape (width,)."""
         return hidden @ self.head_weight.T
 
     @torch.no_grad()
     def continue_text(
         self, tokens: list[int], count: int, *, temperature: float = 0.0, generator: torch.Generator | None = None
     ) -> list[int]:
-        """Return ``tokens`` and ``count`` more, the likeliest ones unless ``temperature`` is above 0."""
+        """Return ``tokens`` and ``count`` more: the most likely ones, or samples if ``temperature`` is above 0."""
         tokens = list(tokens)
         for _ in range(count):
             visible = torch.tensor([tokens[-self.context :]], device=self.head_weight.device)

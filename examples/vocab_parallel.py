@@ -1,6 +1,6 @@
-"""Training with the output head's rows spread over the processes that ``torchrun`` has started.
+"""Training with the output head's rows sharded over the processes that ``torchrun`` has started.
 
-Everything but the head is on every process, and every process sees the same text. So all of them compute the same
+Everything except the head is replicated, and every process sees the same text. So all processes compute the same
 losses, and the same weights outside of the head.
 """
 
@@ -20,7 +20,7 @@ HEAD = "head_weight"
 
 
 class ShardedTransformer(Transformer):
-    """A transformer whose head has this process's rows only."""
+    """A transformer whose head has only this process's rows."""
 
     def next_token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of the full vocabulary."""
@@ -37,14 +37,14 @@ def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
 class VocabParallelTrainer(Trainer):
     """Trains the transformer with this process's rows of the head.
 
-    A checkpoint is that of a training in one process, with the whole head: the first process writes it, and it can be
-    continued from with any number of processes, also one.
+    Checkpoints contain the whole head, like those of a single process: the first process writes them, and training can
+    continue with any number of processes, including one.
     """
 
     model_type = ShardedTransformer
 
     def build_model(self) -> Transformer:
-        """Return a freshly initialised model, the same as one process's, with a part of the head."""
+        """Return the new model of a single process with this process's part of the head."""
         model = super().build_model()
         sizes = [len(rows) for rows in torch.arange(VOCABULARY_SIZE).tensor_split(dist.get_world_size())]
         start = sum(sizes[: dist.get_rank()])
@@ -102,6 +102,6 @@ class VocabParallelTrainer(Trainer):
 
     @property
     def head_index(self) -> int:
-        """The head's place among the optimizer's parameters."""
+        """The head's index among the optimizer's parameters."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return next(i for i, parameter in enumerate(parameters) if parameter is self.model.head_weight)

@@ -23,13 +23,13 @@ from typing import NamedTuple
 from arguments import whole_number_from
 
 GIB = 2**30
-HALF, SINGLE = 2, 4  # bytes of a number
+HALF, SINGLE = 2, 4  # bytes per number
 CUBES = 24
 LIBRARY = 16 * 2**20  # bytes that CANN adds to every workspace
 
 
 class Model(NamedTuple):
-    """The shape of a Llama: an embedding, layers of attention and gated MLP, and a head that is not tied to it."""
+    """The shape of a Llama: an embedding, layers of attention and gated MLP, and an untied head."""
 
     hidden: int
     vocab: int
@@ -62,7 +62,7 @@ MODELS = {
 
 
 def memory(model: Model, devices: int, parallel: int, rows: int, checkpointing: bool) -> dict[str, tuple[int, int]]:
-    """Return the bytes of a device without and with this package, by purpose; the last one is the peak."""
+    """Return the memory of a device in bytes without and with this package, by purpose; the last entry is the peak."""
     own, classes = -(-model.parameters // devices), -(-model.vocab // parallel)
     logits, results = rows * classes, (rows + classes) * model.hidden
     saved, layer = of_layers(model, parallel, rows, checkpointing)
@@ -87,7 +87,7 @@ def memory(model: Model, devices: int, parallel: int, rows: int, checkpointing: 
 
 
 def of_layers(model: Model, parallel: int, rows: int, checkpointing: bool) -> tuple[int, int]:
-    """Return the bytes that all layers save, and those that the backward pass of one takes besides."""
+    """Return the memory in bytes that all layers save, and that the backward pass of one layer needs in addition."""
     heads, kv_heads, inner = (-(-number // parallel) for number in (model.heads, model.kv_heads, model.intermediate))
     queries, keys = (model.hidden // model.heads * number for number in (heads, kv_heads))
     # A norm saves its input in float32 and, in 16 bits, the result before and after the product with its weight.
@@ -115,7 +115,7 @@ def fewest(model: Model, parallel: int, rows: int, checkpointing: bool, limit: i
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the estimate of the command line."""
+    """Print the estimate that the command line requests."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="llama-3-8b", help="the shape (default: %(default)s)")
     for field in Model._fields:

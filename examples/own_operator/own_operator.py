@@ -1,7 +1,7 @@
-"""An operator of CANN in a library of one's own: compiled, tested and differentiated without an NPU.
+"""An operator of CANN in your own library: compiled, tested and differentiated without an NPU.
 
-Run ``python -m host_npu examples/own_operator/own_operator.py`` from a checkout, where torch_npu, ninja
-and g++ are installed. Of this package only the host NPU is used; ``mse_loss.cpp`` needs no more than torch_npu.
+Run ``python -m host_npu examples/own_operator/own_operator.py`` from a checkout, where torch_npu, ninja and g++ are
+installed. Only the host NPU of this project is used; ``mse_loss.cpp`` needs only torch_npu.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 def load() -> None:
-    """Compile the operators, if that has not been done, and register them with PyTorch."""
+    """Compile the operators if necessary, and register them with PyTorch."""
     spec = importlib.util.find_spec("torch_npu")
     assert spec is not None and spec.origin is not None
     npu = Path(spec.origin).parent
@@ -32,7 +32,7 @@ def load() -> None:
     cpp_extension.load(
         name="own_operator",
         sources=[str(HERE / "mse_loss.cpp")],
-        # torch_npu 2.9 has the headers of CANN in a folder of their own.
+        # torch_npu 2.9 has CANN's headers in a separate folder.
         extra_include_paths=[str(npu / "include"), str(npu / "include" / "third_party" / "acl" / "inc")],
         extra_ldflags=[f"-L{npu / 'lib'}", "-ltorch_npu"],
         build_directory=str(build),
@@ -41,7 +41,7 @@ def load() -> None:
 
 
 class MseLoss(torch.autograd.Function):
-    """The squared errors of all elements; the gradient of ``target`` is that of ``input``, negated."""
+    """The squared errors of all elements; the gradient of ``target`` is the negated gradient of ``input``."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, input: Tensor, target: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class MseLoss(torch.autograd.Function):
 
 
 def check_values() -> None:
-    """Compare losses and gradients with those of PyTorch on a CPU, of a view that is not contiguous too."""
+    """Compare losses and gradients with those of PyTorch on a CPU, also for a view that is not contiguous."""
     rows, target = torch.randn(6, 5), torch.randn(5, 6)
     input = rows.T.requires_grad_()
     expected = torch.nn.functional.mse_loss(input, target, reduction="none")
@@ -71,10 +71,10 @@ def check_values() -> None:
 
 
 def check_derivatives() -> None:
-    """Compare the derivatives with differences of the loss.
+    """Compare the derivatives with finite differences of the loss.
 
-    CANN's operators have no float64. But the central differences of a square are exact whatever the size of the step,
-    and large steps make up for float32.
+    CANN's operators have no float64. But central differences of a square are exact for any step size, and large steps
+    make up for float32.
     """
     input, target = (torch.randn(3, 4, device="npu", requires_grad=True) for _ in range(2))
     with warnings.catch_warnings():
@@ -92,9 +92,9 @@ def refusal() -> str:
 
 
 def check_that_nothing_is_left() -> None:
-    """Look for aclTensors and executors that were not destroyed."""
+    """Check that all aclTensors and executors have been destroyed."""
     torch.npu.synchronize()
-    deadline = time.monotonic() + 5  # torch_npu's queue lets go of a call a moment after the device has done it
+    deadline = time.monotonic() + 5  # torch_npu's queue releases a call shortly after the device has completed it
     while (alive := host_npu.stats().alive)["aclTensor"] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert alive["aclTensor"] == alive["aclOpExecutor"] == 0, alive
