@@ -1,4 +1,4 @@
-"""Python in another process, whose settings are those of a user and not of the tests."""
+"""Python in another process, with a user's settings instead of the tests'."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ _UNSET = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "LD_LIBRARY_PATH", "ASCEND_HOME_PATH"
 
 
 def run_python(*arguments, path=(), cwd=ROOT, input=None, **settings):
-    """Run Python with these arguments, with folders before the others of the search path, and more settings."""
+    """Run Python with these arguments, with folders first in the search path, and more settings."""
     kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
     search_path = os.pathsep.join(map(str, [*path, ROOT, *filter(None, sys.path[1:])]))
     return subprocess.run(
@@ -25,7 +25,7 @@ def run_python(*arguments, path=(), cwd=ROOT, input=None, **settings):
 
 
 def run_code(code, *path, **settings):
-    """Run a program; folders go before the others of the search path."""
+    """Run a program with folders first in the search path."""
     return run_python("-c", code, path=path, **settings)
 
 

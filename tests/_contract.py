@@ -1,4 +1,4 @@
-"""What every drop-in promises, as tests over a table of cases; each operator's test file brings its table."""
+"""The contract of every drop-in, as tests over a table of cases; each operator's test file brings its table."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Case:
     """A call of a drop-in.
 
     Attributes:
-        name: what the case is about.
-        inputs: makes the differentiable tensors.
-        call: calls the function of a module (torch.nn.functional or ours) with the tensors.
-        constants: makes the tensors that are not differentiable.
+        name: The subject of the case.
+        inputs: Makes the differentiable tensors.
+        call: Calls the function of a module (torch.nn.functional or ours) with the tensors.
+        constants: Makes the tensors that are not differentiable.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Case:
         return call, tuple(tensor.detach().requires_grad_() for tensor in tensors)
 
     def prepare_truth(self, dtype: torch.dtype, seed: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-        """Prepare the same call in float64, on the values that the dtype can hold."""
+        """Prepare the same call in float64, on values that the dtype can represent."""
         maker = Maker(dtype, seed)
         inputs = tuple(tensor.double() for tensor in self.inputs(maker))
         constants = [tensor.double() if tensor.is_floating_point() else tensor for tensor in self.constants(maker)]
@@ -111,7 +111,7 @@ def loss_and_gradients(call: Callable[..., Tensor], functional: Any, inputs: tup
 
 
 def torchs_hessian(call: Callable[..., Tensor], first: Tensor, others: list[Tensor]) -> Tensor:
-    """Return torch's second derivatives, by reverse mode: not every function of torch has forward mode."""
+    """Return torch's second derivatives in reverse mode: not every function of torch has forward mode."""
     if first.numel() == 0:
         return first.new_empty(first.shape * 2)
     hessian = torch.autograd.functional.hessian(lambda x: call(torchs.functional, x, *others).sum(), first)
@@ -120,9 +120,9 @@ def torchs_hessian(call: Callable[..., Tensor], first: Tensor, others: list[Tens
 
 
 def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack: float) -> None:
-    """Compare with a float64 truth: at most torch's own error, plus ``slack`` roundings of the largest value.
+    """Compare with float64: at most torch's own error plus ``slack`` roundings of the largest value.
 
-    The slack allows for another order of additions than torch's, which errs by other roundings of the same size.
+    The slack allows for another summation order than torch's, whose roundings have the same size.
     """
     call, inputs = case.prepare(dtype, seed)
     true_call, true_inputs = case.prepare_truth(dtype, seed)
@@ -133,7 +133,7 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
         assert result.dtype == their.dtype
         if truth.numel() == 0:
             continue  # shapes are compared elsewhere, and there is no largest value
-        error = (their.double() - truth).abs().nan_to_num(nan=torch.inf).max()  # torch's own may overflow
+        error = (their.double() - truth).abs().nan_to_num(nan=torch.inf).max()  # torch's own result may overflow
         allowed = error + slack * torch.finfo(dtype).eps * truth.abs().max()
         assert (result.double() - truth).abs().max() <= allowed
 
@@ -154,7 +154,7 @@ def assert_derivatives_are_right_or_raise(function: Callable[..., Tensor], tenso
 
 
 class DropInContract:
-    """The promises; a subclass sets ``CASES``."""
+    """The contract; a subclass sets ``CASES``."""
 
     CASES: list[Case]
     ROUNDINGS = 2.0  # slack in assert_no_worse_than_torch
@@ -340,7 +340,7 @@ class DropInContract:
 
 
 def outcome(function: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Any, ...]:
-    """Return what a call did: its result and gradients, or its exception and where that arose, and its warnings."""
+    """Return a call's result and gradients, or its exception and where it was raised, and its warnings."""
     for tensor in inputs:
         tensor.grad = None
     with warnings.catch_warnings(record=True) as caught:
@@ -359,7 +359,7 @@ def _categories(caught: list[warnings.WarningMessage]) -> list[type[Warning]]:
 
 
 def assert_same_outcome(mine: tuple[Any, ...], theirs: tuple[Any, ...], rtol: float, atol: float) -> None:
-    """Compare two outcomes; values within the tolerance, everything else exactly."""
+    """Compare two outcomes: values within the tolerance, everything else exactly."""
     assert mine[0] == theirs[0], (mine, theirs)
     if mine[0] == "raised":
         assert mine[1:] == theirs[1:]

@@ -30,17 +30,17 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 class Failed(RuntimeError):
-    """What an injected failure raises."""
+    """The exception of an injected failure."""
 
 
 class FailOperators(TorchDispatchMode):
-    """Lets some operators of torch raise before they do anything.
+    """Makes some operators of torch raise before they do anything.
 
     Args:
-        first: how many are done before.
-        count: how many fail.
-        name: only operators with this in their name count.
-        error: what they raise.
+        first: The number of operators that run before.
+        count: The number of operators that fail.
+        name: Only operators with this in their name count.
+        error: The exception that they raise.
     """
 
     def __init__(self, first: int, count: int, name: str = "", error: type[BaseException] = Failed) -> None:
@@ -61,7 +61,7 @@ class FailOperators(TorchDispatchMode):
 
 
 class Trainee:
-    """A model in two groups, with its optimizer, in front of its third step."""
+    """A model in two groups and its optimizer, before its third step."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Trainee:
         **options: Any,
     ) -> None:
         models = [Weights(dtype, seed) for seed, dtype in enumerate(dtypes)]
-        every = 1 if dtypes[0] != dtypes[1] else 2  # of one dtype, the groups have the shapes together
+        every = 1 if dtypes[0] != dtypes[1] else 2  # with one dtype, the groups share the shapes
         groups = [{"params": list(model.parameters())[i % every :: every]} for i, model in enumerate(models)]
         self.params = [param for group in groups for param in group["params"]]
         self.optimizer = FusedEmaAdam(groups, **{**SETTINGS, **options})
@@ -107,7 +107,7 @@ class Trainee:
         return [*(param.detach().clone() for param in self.params), *states_of(self.optimizer)]
 
     def resume(self) -> None:
-        """Load the checkpoint that an exception asks for, and repeat the step."""
+        """Load the checkpoint that an exception requests, and repeat the step."""
         with torch.no_grad():
             for param, weight in zip(self.params, self.weights, strict=True):
                 param.copy_(weight)

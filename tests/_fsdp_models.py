@@ -72,12 +72,12 @@ def fsdp2(process, nested=True, prefetch=False, **options):
 
 
 def hsdp(process, **options):
-    """Return a model whose shards two pairs of processes have."""
+    """Return a model that is sharded over each of two pairs of processes."""
     return fsdp2(process, mesh=process.mesh(2, 2), **options)
 
 
 def tensor_parallel(process):
-    """Return a model with layers that are tensor-parallel, and sharded."""
+    """Return a model whose layers are tensor-parallel and sharded."""
     mesh = process.mesh(2, 2)
     model = new_model().to(process.device)
     plan = {"0": ColwiseParallel(output_layouts=Replicate()), "5": RowwiseParallel(input_layouts=Replicate())}
@@ -87,7 +87,7 @@ def tensor_parallel(process):
 
 
 def fsdp1(process, strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, **options):
-    """Return a FullyShardedDataParallel with another one inside."""
+    """Return a FullyShardedDataParallel that contains another one."""
     options |= {"sharding_strategy": strategy, "use_orig_params": use_orig_params}
     options["device_id"] = process.device_id()
     model = new_model().to(process.device)
@@ -95,7 +95,7 @@ def fsdp1(process, strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, *
     return FullyShardedDataParallel(model, **options)
 
 
-# Torch trains wrongly after a forward pass that has a graph and no backward pass, and finds no accelerator on a CPU.
+# Torch trains wrongly if a forward pass with a graph has no backward pass, and finds no accelerator on a CPU.
 OFFLOADED_FSDP1 = "FSDP1, CPU offload"
 _SHARD_GRADS = ShardingStrategy.SHARD_GRAD_OP
 HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -123,5 +123,5 @@ OF_EACH_KIND = ("fully_shard", "FSDP1")
 
 
 def flavours_on(device):
-    """Return the flavours that torch has on a device."""
+    """Return the flavours that torch supports on a device."""
     return [name for name in FLAVOURS if (device, name) != ("cpu", OFFLOADED_FSDP1)]

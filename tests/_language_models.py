@@ -1,4 +1,4 @@
-"""Tiny language models with random weights, what a training step finds, and losses of a program's own."""
+"""Tiny language models with random weights, the results of a training step, and losses defined by a program."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,13 +17,13 @@ from tests._tiny_configs import CLASSES, tiny
 
 BATCH, TOKENS = 2, 64
 LOGITS = BATCH * TOKENS * CLASSES
-# Fewer than a step's rows, so that kernels which take all rows at once would show.
+# Fewer than a step's rows, so that kernels that take all rows at once are detected.
 CHUNK = 16
 
-# By model_type: what a tiny configuration has besides the sizes.
+# Options of a tiny configuration besides the sizes, by model_type.
 FAMILIES = {
     **dict.fromkeys(("llama", "qwen3", "mistral", "phi3", "gpt2", "olmo2", "deepseek_v3"), {}),
-    "phi": {},  # whose head has a bias
+    "phi": {},  # its head has a bias
     "qwen2": {"tie_word_embeddings": True},
     **dict.fromkeys(("qwen3_moe", "mixtral"), {"output_router_logits": True}),
     **dict.fromkeys(("gemma2", "gemma3_text"), {"final_logit_softcapping": 0.5}),
@@ -38,13 +38,13 @@ def make(family: str = "llama", **options: object) -> transformers.PreTrainedMod
     config = tiny(transformers.CONFIG_MAPPING[family], **{**FAMILIES[family], **options})
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():  # the logits of new models are too small for a softcap to matter
+        for parameter in model.parameters():  # new models' logits are too small for a softcap to matter
             parameter.normal_(std=0.3)
     return model.train()
 
 
 def batch(seed: int = 0) -> dict[str, Tensor]:
-    """Return tokens, and as labels the same, some ignored."""
+    """Return tokens, and the same tokens as labels, some ignored."""
     tokens = torch.randint(3, CLASSES, (BATCH, TOKENS), generator=torch.Generator().manual_seed(seed))
     labels = tokens.clone()
     labels[0, 5:9] = -100
@@ -63,7 +63,7 @@ class Step:
     """A forward and a backward pass: the loss, the gradients, and the elements of the largest tensor if measured."""
 
     def __init__(self, model: torch.nn.Module, measured: bool = True, **call: object) -> None:
-        torch.manual_seed(1)  # of dropout
+        torch.manual_seed(1)  # for dropout
         model.zero_grad()
         largest = Largest()
         with largest if measured else nullcontext():
@@ -76,7 +76,7 @@ class Step:
 
 
 def assert_patched(model: torch.nn.Module, patch: Callable[..., object], tolerance: float = 2e-5, **call: object):
-    """Compare a step of a model as it was with one after a patch, without the logits of all tokens."""
+    """Compare a model's original step with one after a patch, which must not materialize the logits of all tokens."""
     expected = Step(model, **call)
     patch(model)
     step = Step(model, **call)
@@ -85,7 +85,7 @@ def assert_patched(model: torch.nn.Module, patch: Callable[..., object], toleran
 
 
 def assert_close(step: Step, expected: Step, tolerance: float = 2e-5) -> None:
-    """Compare losses and gradients, each gradient by the size of its largest element."""
+    """Compare losses and gradients, each gradient relative to its largest element."""
     assert step.loss.dtype == expected.loss.dtype and step.loss.shape == expected.loss.shape
     torch.testing.assert_close(step.loss, expected.loss, rtol=tolerance, atol=0)
     assert step.gradients.keys() == expected.gradients.keys()
@@ -129,5 +129,5 @@ class WithOwnLoss(nn.Module):
         self.loss = LOSSES[loss]
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the loss alone."""
+        """Return only the loss."""
         return {"loss": self.loss(self.model(input_ids), labels)}

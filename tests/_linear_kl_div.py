@@ -1,4 +1,4 @@
-"""linear_kl_div, and the same as torch's functions compose it, with the logits of all rows."""
+"""linear_kl_div, and the same composed of torch's functions, with the logits of all rows."""
 
 import math
 from functools import partial
@@ -35,7 +35,7 @@ def head_of_teacher(dtype=torch.float64, rows=(ROWS,), first_seed=10):
 
 
 def log_probabilities(input, weight, bias=None, temperature=1.0):
-    """Return those of a head."""
+    """Return a head's log-probabilities."""
     return (theirs.linear(input, weight, bias) / temperature).log_softmax(-1)
 
 
@@ -45,7 +45,7 @@ def some_classes(log_probs, number):
     return indices, values
 
 
-# The arguments that say what a teacher thinks, of its head and of its log-probabilities.
+# Arguments that describe a teacher, computed from its head and its log-probabilities.
 TEACHERS = {
     "head": lambda head, _: dict(zip(("teacher_input", "teacher_weight", "teacher_bias"), head, strict=True)),
     "log-probabilities": lambda _, log_probs: {"teacher_log_probs": log_probs},
@@ -55,13 +55,13 @@ TEACHERS = {
 
 
 def teacher(kind="head", head=None, temperature=1.0, **made):
-    """Return the arguments of a teacher; without a head, of the one that is made."""
+    """Return the arguments of a teacher, by default of a new head."""
     head = head_of_teacher(**made) if head is None else head
     return TEACHERS[kind](head, log_probabilities(*head, temperature))
 
 
 def loss_of(of_student, divergence="forward_kl", given=None, function=F.linear_kl_div, **options):
-    """Return the loss of a student and of a teacher's arguments, by default of its head."""
+    """Return the loss for a student and a teacher's arguments, by default those of its head."""
     input, weight, bias = of_student
     given = teacher() if given is None else given
     options = {"linear_bias": bias, "divergence": divergence, **DIVERGENCES[divergence], **options}
@@ -80,7 +80,7 @@ def results(of_student, divergence="forward_kl", given=None, **options):
 
 
 def divergence_of(of_student, of_teacher, divergence, beta=0.5):
-    """Return the divergence of every row, of log-probabilities."""
+    """Return the divergence of every row, from log-probabilities."""
 
     def kl(one, other):
         return theirs.kl_div(other, one, reduction="none", log_target=True).sum(-1)
@@ -113,7 +113,7 @@ def composed(
     reduction="mean",
     chunk_size=None,
 ):
-    """Return the loss by torch's functions, of 16-bit heads in float32."""
+    """Return the loss computed with torch's functions, in float32 for 16-bit heads."""
     logits = theirs.linear(input, linear_weight, linear_bias)
     logits = logits.float() if logits.dtype.itemsize == 2 else logits
     of_student = (logits / temperature).log_softmax(-1)
@@ -135,7 +135,7 @@ def composed(
 
 
 def _with_the_others_as_one(of_student, indices, of_teacher):
-    """Return log-probabilities of some classes and of all others, if there are others."""
+    """Return log-probabilities of some classes, and of all others together if there are others."""
     others = of_student.scatter(-1, indices, -math.inf).logsumexp(-1, True)
     of_some = of_student.gather(-1, indices)
     if indices.shape[-1] == of_student.shape[-1]:
@@ -159,7 +159,7 @@ REDUCED = {
 
 
 def of_shard(vocabulary, divergence="reverse_kl", kind="head", options=REDUCED["mean"], **more):
-    """Return the loss and its gradients of a shard of the vocabulary, by the names of _vocab_parallel.py."""
+    """Return the loss and its gradients for a shard of the vocabulary, with the names of _vocab_parallel.py."""
     here = vocabulary.classes
     input, weight, bias = student(vocabulary.dtype, grad=False)
     given = teacher(kind, dtype=vocabulary.dtype)
@@ -179,7 +179,7 @@ def without_sizes(vocabulary):
 
 
 def part_of_the_inputs_gradient(vocabulary):
-    """The input's gradient left as a part of the sum."""
+    """The input's gradient left as this process's part of the sum."""
     found = of_shard(vocabulary, **({} if vocabulary.is_whole else {"reduce_input_grad": False}))
     return {"part.input": found.pop("copy.input")} | found
 

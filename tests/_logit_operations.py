@@ -1,4 +1,4 @@
-"""Every function and method of torch that some arguments fit, called with logits of shape (1, 3, 50)."""
+"""Every function and method of torch that accepts some of these arguments, called with logits of shape (1, 3, 50)."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 SHAPE = (1, 3, 50)
 FEATURES = 8
-# What they return is that of no argument, changes with each call, or is the process's. By the reason:
+# Functions whose results do not depend on an argument, change with each call, or belong to the process; by reason:
 _NOT_COMPARED = {
     "an address": "data_ptr _cdata const_data_ptr",
     "a node of another class": "_grad_fn",
@@ -45,20 +45,20 @@ def head() -> tuple[nn.Linear, Tensor]:
 
 
 def real_logits() -> tuple[Tensor, list[Tensor]]:
-    """Return the logits, and what they are differentiated by."""
+    """Return the logits, and the tensors that they are differentiated by."""
     linear, input = head()
     return linear(input), [input, *linear.parameters()]
 
 
 def lazy_logits() -> tuple[LazyLogits, list[Tensor]]:
-    """Return the same, lazy."""
+    """Return the same as lazy logits."""
     linear, input = head()
     _lazy_heads.patch(linear, {}, Materializations())
     return linear(input), [input, *linear.parameters()]
 
 
 def arguments(x: Tensor) -> dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """Return what functions are called with."""
+    """Return the arguments that functions are called with."""
     other = torch.linspace(-1, 1, 150).reshape(SHAPE)
     index = torch.tensor([[[1], [0], [4]]])
     return {
@@ -95,7 +95,7 @@ def arguments(x: Tensor) -> dict[str, Callable[[], tuple[tuple[Any, ...], dict[s
         "rows, a tensor, 1": lambda: ((x[0], other[0], torch.ones(3)), {}),
         "a vector": lambda: ((x[0, 0],), {}),
         "a vector, a vector": lambda: ((x[0, 0], x[0, 1]), {}),
-        # Its condition number is 2; that of the first classes is 288, which makes rounding errors visible.
+        # Its condition number is 2; that of the first classes is 288, which amplifies rounding errors.
         "a square matrix": lambda: ((x[0, :, 19:22],), {}),
         "a square matrix, a matrix": lambda: ((x[0, :, 19:22], x[0, :, 22:]), {}),
         "logits of images": lambda: ((x.reshape(1, 1, 3, 50), 2), {}),
@@ -107,7 +107,7 @@ ARGUMENTS = list(arguments(torch.empty(SHAPE)))
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield what ``__torch_function__`` can override, with a name; methods and attributes are looked up by name."""
+    """Yield functions that ``__torch_function__`` can override, and names; methods and attributes are found by name."""
     ignored = get_ignored_functions()
     for owner, found in get_overridable_functions().items():
         for function in found:
@@ -119,7 +119,7 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _looked_up(function: Callable[..., Any], attribute: str) -> Callable[..., Any] | None:
-    """Return a function that finds a method or an attribute of a tensor as programs do; None for other functions."""
+    """Return a function that finds a method or attribute of a tensor as programs do; None for other functions."""
     if attribute and function.__name__ == "__get__":
         return lambda logits: getattr(logits, attribute)
     name = getattr(function, "__name__", "")
@@ -129,7 +129,7 @@ def _looked_up(function: Callable[..., Any], attribute: str) -> Callable[..., An
 
 
 def outcome(function: Callable[..., Any], name: str, logits: Callable[[], tuple[Tensor, list[Tensor]]]) -> Any:
-    """Call a function, and return what it gives, what it has written, and the gradients; or the class of its error."""
+    """Call a function, and return its result, what it has written, and the gradients; or the class of its error."""
     made, sources = logits()
     torch.manual_seed(1)
     try:
@@ -147,7 +147,7 @@ def outcome(function: Callable[..., Any], name: str, logits: Callable[[], tuple[
 
 
 def differs(found: Any, expected: Any) -> str:
-    """Return in what two outcomes differ, and nothing if they are the same."""
+    """Return the difference between two outcomes; empty if they are the same."""
     if isinstance(expected, type) or isinstance(found, type):
         return "" if found is expected else f"{found} for {expected}"
     found, expected = [materialized(one) for one in tree_leaves(found)], tree_leaves(expected)

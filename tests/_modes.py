@@ -1,4 +1,4 @@
-"""Modes that see the operators and functions of torch that are called, and what these return."""
+"""Modes that record the operators and functions of torch that are called, and the sizes of their results."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Calls(TorchDispatchMode):
-    """Keeps the operators that are called."""
+    """Records the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Calls(TorchDispatchMode):
 
 
 class FunctionCalls(TorchFunctionMode):
-    """Keeps the functions that are called."""
+    """Records the functions that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class FunctionCalls(TorchFunctionMode):
 
 
 class Largest(TorchDispatchMode):
-    """Sees how many elements the largest of the results has, but for masks."""
+    """Records the number of elements of the largest result, except masks."""
 
     elements = 0
     masks: tuple[torch.dtype, ...] = (torch.bool,)  # torch_npu's attention makes a causal mask of 2048 x 2048
@@ -50,6 +50,6 @@ class Largest(TorchDispatchMode):
 
 
 class LargestOfAll(Largest):
-    """The same with masks."""
+    """The same, including masks."""
 
     masks = ()

@@ -1,4 +1,4 @@
-"""What an operator needs, file by file, by the text of the sources alone: they need not be importable."""
+"""The files and entries that an operator needs, checked by the text of the sources, which need not be importable."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# A file, what has to stand in it, and what to write. {operator} is the name in all layers, {cann} and {raw} are the
-# functions of CANN and the raw operators, for each of which the line holds. ELSEWHERE has other places of some files.
+# A file, the text that it must contain, and what to write. {operator} is the name in all layers; {cann} and {raw} are
+# CANN's functions and the raw operators, each of which needs the line. ELSEWHERE has other places of some files.
 REQUIREMENTS = (
     (
         "torch_aclnn_ops/ops/{operator}.py",
@@ -66,7 +66,7 @@ ELSEWHERE = {"host-npu/csrc/tests/{operator}_test.cpp": "host-npu/tests/phase_on
 
 @dataclass(frozen=True)
 class Missing:
-    """What an operator lacks: where, and what to write there."""
+    """Something that an operator lacks: the place, and what to write there."""
 
     operator: str
     path: str
@@ -77,9 +77,9 @@ class Missing:
 
 
 def operators(root: Path) -> list[str]:
-    """Return the names of operators of CANN: those that have a file or a folder in any layer.
+    """Return the names of CANN's operators: those with a file or a folder in any layer.
 
-    A file of ``functional`` that is in no other layer, and stands for no function of torch, is composed of torch's.
+    A file of ``functional`` that is in no other layer and replaces no function of torch is a composition of torch's.
     """
     return sorted(_names(root, "torch_aclnn_ops/ops") | _names(root, "docs/operators") | _drop_ins(root))
 
@@ -94,7 +94,7 @@ def _names(root: Path, folder: str) -> set[str]:
 
 
 def missing(root: Path) -> list[Missing]:
-    """Return what operators lack, in all layers of both projects."""
+    """Return what all operators lack, in all layers of both projects."""
     return list(dict.fromkeys(found for operator in operators(root) for found in _missing(root, operator)))
 
 
@@ -115,7 +115,7 @@ def _missing(root: Path, operator: str) -> Iterator[Missing]:
 
 
 def _text(root: Path, name: str) -> str:
-    """Return the text of a file, or of a folder of its name and files that continue it."""
+    """Return the text of a file, or of a folder of the same name and files that continue it."""
     path = root / name
     folder = path.with_suffix("")
     stem = path.stem.removesuffix("_test")

@@ -16,7 +16,7 @@ STATE = ("step", "exp_avg", "exp_avg_sq", "ema_params")
 SETTINGS = {"lr": 1e-2, "ema_decay": 0.9}
 _FLAGS = {"decoupled_weight_decay": True, "bias_correction": True, "maximize": False}
 OPTIONS = {**SETTINGS, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2, **_FLAGS}
-# No option of a group is its default.
+# Options that all differ from the defaults.
 GROUP_OPTIONS = {"lr": 0.1, "betas": (0.5, 0.7), "eps": 0.1, "weight_decay": 0.3}
 GROUP_OPTIONS |= {name: not value for name, value in _FLAGS.items()}
 GROUP_OPTIONS |= {"ema_decay": 0.5, "ema_warmup": "ratio", "ema_start_step": 2, "ema_update_every": 2}
@@ -24,7 +24,7 @@ RESUMED_OPTIONS = {"weight_decay": 0.1, "betas": (0.8, 0.99), "ema_warmup": "rat
 
 
 class Weights(nn.Module):
-    """Parameters of several shapes and layouts; with the last one's, torch's fused kernels are wrong."""
+    """Parameters of several shapes and layouts; torch's fused kernels are wrong for the last one's layout."""
 
     def __init__(self, dtype=torch.float64, seed=0, is_last_transposed=True):
         super().__init__()
@@ -36,7 +36,7 @@ class Weights(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(weight.to(dtype)) for weight in weights)
 
     def set_gradients(self, step):
-        """Set gradients that differ from step to step and follow the weights."""
+        """Set gradients that differ between steps and depend on the weights."""
         generator = torch.Generator().manual_seed(1000 + step)
         for weight in self.parameters():
             noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)
@@ -62,7 +62,7 @@ def params_of(optimizer):
 
 
 def step_with(optimizer, number=1.0):
-    """Do a step in which this number is every element of every gradient."""
+    """Do a step in which every element of every gradient is this number."""
     for param in params_of(optimizer):
         param.grad = torch.full_like(param, number)
     optimizer.step()
@@ -73,7 +73,7 @@ def weights_of(model):
 
 
 def states_of(optimizer):
-    """Return all tensors of the state, parameter after parameter."""
+    """Return all tensors of the state, parameter by parameter."""
     states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
     return [state[name].clone() for state in states for name in (*STATE, "master_params") if name in state]
 
@@ -88,12 +88,12 @@ def averages_of(model, optimizer):
 
 
 def averaged(averages, model, decay):
-    """Return the averages after an update by the weights of a model."""
+    """Return the averages after an update with a model's weights."""
     return [decay * old + (1 - decay) * new for old, new in zip(averages, weights_of(model), strict=True)]
 
 
 def averaged_model(model, decay, **options):
-    """Return what averages a model in torch."""
+    """Return torch's averaged model."""
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), **options)
 
 
@@ -121,7 +121,7 @@ def assert_all_close(results, expected, atol):
 
 
 def train_with_torch(model, optimizer, steps, ema_decay, scheduler=None):
-    """Train with an optimizer of torch; return the averages of swa_utils, which are updated after each step.
+    """Train with an optimizer of torch; return the averages of swa_utils, updated after each step.
 
     The first update copies the weights, as ``ema_start_step=1`` does.
     """

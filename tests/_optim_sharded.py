@@ -1,4 +1,4 @@
-"""What test_optim_sharded.py runs in several processes: averages of a model in every flavour of FSDP."""
+"""Programs of test_optim_sharded.py in several processes: averages of a model in every flavour of FSDP."""
 
 import contextlib
 import inspect
@@ -25,12 +25,12 @@ from tests import _optim
 from tests._fsdp_models import FLAVOURS, INPUTS, OF_EACH_KIND, OFFLOADED_FSDP1, Process, fsdp2, new_model
 
 OPTIONS = {"lr": 0.1, "ema_decay": 0.8}
-# Dynamo of torch 2.9 cannot trace operators on shards of different sizes, nor can that of 2.14 guard them.
+# Dynamo of torch 2.9 cannot trace operators on shards of different sizes, and that of 2.14 cannot guard them.
 COMPILES = (2, 12) <= torch.__version__ < (2, 14)
 
 
 def error_of(expected, call, *arguments):
-    """Return what a call says that raises one of the expected errors."""
+    """Return the message of a call that raises one of the expected errors."""
     try:
         call(*arguments)
     except expected as error:
@@ -39,10 +39,10 @@ def error_of(expected, call, *arguments):
 
 
 def trained(process, flavour):
-    """Return a model after two steps, its optimizer, and what does another step."""
+    """Return a model after two steps, its optimizer, and a function that does another step."""
     model = FLAVOURS[flavour](process) if flavour else new_model()
     optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten="flatten" in (flavour or ""))
-    # Tensor-parallel processes have the same part of a batch.
+    # Tensor-parallel processes have the same share of a batch.
     share = (process.rank // 2, process.world_size // 2) if flavour == "FSDP and TP" else None
     train = partial(process.train, model, optimizer, share=share)
     train(0)
@@ -51,7 +51,7 @@ def trained(process, flavour):
 
 
 def evaluations(process, flavour=None):
-    """Return the outputs of a model that is evaluated by its weights and by its averages, and trains in between."""
+    """Return the outputs of a model evaluated with its weights and with its averages, and trained in between."""
     return _evaluations(process, flavour, *trained(process, flavour))
 
 
@@ -63,7 +63,7 @@ def _evaluations(process, flavour, model, optimizer, train):
         found["averages again"] = process.evaluated(model)
     train(2)
     with optimizer.swap_ema_params(model), torch.set_grad_enabled(has_graph):
-        model(INPUTS.to(process.device))  # and no backward pass
+        model(INPUTS.to(process.device))  # without a backward pass
         found["averages after a step"] = process.evaluated(model)
     found["weights after a step"] = process.evaluated(model)
     with torch.set_grad_enabled(has_graph):
@@ -80,7 +80,7 @@ def _layers(model):
 
 
 def _broken_evaluation(process, model, optimizer):
-    """Evaluate averages half way."""
+    """Evaluate averages until it fails halfway."""
     layers = _layers(model)
     hook = layers[3].register_forward_pre_hook(lambda *_: 1 / 0)
     with contextlib.suppress(ZeroDivisionError), optimizer.swap_ema_params(model):
@@ -89,7 +89,7 @@ def _broken_evaluation(process, model, optimizer):
 
 
 def _saved(process, flavour, folder, model, optimizer):
-    """Return the file of averages as this process reads it."""
+    """Return the averages file as read by this process."""
     path = f"{folder}/{process.device} {flavour}.pt"
     optimizer.save_ema_model(model, path)
     contents = torch.load(path, weights_only=True)
@@ -98,7 +98,7 @@ def _saved(process, flavour, folder, model, optimizer):
 
 
 def of_flavour(process, flavour, folder):
-    """Return what a model outputs in turn: evaluated, after a failed evaluation, and loaded with its averages."""
+    """Return a model's successive outputs: evaluated, after a failed evaluation, and loaded with its averages."""
     model, optimizer, train = trained(process, flavour)
     found = {"evaluations": _evaluations(process, flavour, model, optimizer, train)}
     found["weights"] = process.evaluated(model)
@@ -113,7 +113,7 @@ def of_flavour(process, flavour, folder):
 
 
 def not_saved(process, flavour, folder):
-    """Return the error of a file in a folder that does not exist, and the state dict of the next call."""
+    """Return the error of a file in a missing folder, and the state dict of the next call."""
     model, optimizer, _ = trained(process, flavour)
     error = error_of(OSError, optimizer.save_ema_model, model, f"{folder}/missing/ema.pt")
     contents = optimizer.ema_state_dict(model, full_state_dict=True)
@@ -121,7 +121,7 @@ def not_saved(process, flavour, folder):
 
 
 def lacking_memory(process, flavour, folder):
-    """Return the error where the first process cannot keep what all have gathered."""
+    """Return the error if the first process cannot store what all have gathered."""
     model, optimizer, _ = trained(process, flavour)
     to = torch.Tensor.to
 
@@ -138,7 +138,7 @@ def lacking_memory(process, flavour, folder):
 
 
 def gather_in_flight(process):
-    """Return outputs of averages and of weights where the swap comes after an all-gather has begun."""
+    """Return outputs of averages and weights if a swap starts during an all-gather."""
     model, optimizer, _ = trained(process, "fully_shard")
     model.unshard(async_op=True)
     model[0].unshard(async_op=True)
@@ -149,7 +149,7 @@ def gather_in_flight(process):
 
 
 def swap_inside_a_forward_pass(process, flavour):
-    """Return the error, and outputs before it, of the pass that it is in, and after it."""
+    """Return the error of a swap inside a forward pass, and the outputs before, of and after that pass."""
     model, optimizer, _ = trained(process, flavour)
     outputs, errors = [process.evaluated(model)], []
 
@@ -163,7 +163,7 @@ def swap_inside_a_forward_pass(process, flavour):
 
 
 def without_the_model(process):
-    """Return the errors of swaps of FSDP1 that get no model, or only a part of it, and outputs before and after."""
+    """Return the errors of swaps of FSDP1 without the model, or with a part of it, and outputs before and after."""
     model, optimizer, _ = trained(process, "FSDP1")
     before = process.evaluated(model)
     swaps = (partial(optimizer.swap_ema_params, part) for part in (None, model.module[0]))
@@ -174,10 +174,10 @@ def without_the_model(process):
 def scaled_steps(process, use_orig_params):
     """Return whether a step without an inf and one with it changed this process's weights, and the scales.
 
-    Those of ``fully_shard`` are in test_optimizer_matrix.py.
+    The steps of ``fully_shard`` are tested in test_optimizer_matrix.py.
     """
     torch.manual_seed(0)
-    # That of torch_npu 2.9 has no argument for the device.
+    # ShardedGradScaler of torch_npu 2.9 has no argument for the device.
     has_device = "device" in inspect.signature(ShardedGradScaler).parameters
     scaler = ShardedGradScaler(init_scale=4.0, **({"device": process.device} if has_device else {}))
     options = {"device_id": process.device_id(), "use_orig_params": use_orig_params}
@@ -186,7 +186,7 @@ def scaled_steps(process, use_orig_params):
     found = []
     for factor in (1.0, float("inf")):
         optimizer.zero_grad()
-        factors = torch.tensor([factor, 1.0, 1.0, 1.0], device=process.device)  # of the row in the first process
+        factors = torch.tensor([factor, 1.0, 1.0, 1.0], device=process.device)  # for the row in the first process
         scaler.scale((model(torch.ones(2, 4, device=process.device)) * factors).mean()).backward()
         before = [param.detach().clone() for param in model.parameters()]
         scaler.step(optimizer)
@@ -211,7 +211,7 @@ def compiled(process):
 
 
 def resumed_from_adamw(process, folder):
-    """Return the output after a third step, from a torch.distributed.checkpoint of torch's AdamW after two."""
+    """Return the output after a third step, resumed from a torch.distributed.checkpoint of torch's AdamW after two."""
     path, model = f"{folder}/{process.device}_adamw", fsdp2(process)
     adamw = torch.optim.AdamW(model.parameters(), lr=OPTIONS["lr"])
     for seed in range(2):
@@ -233,7 +233,7 @@ def resumed_from_adamw(process, folder):
 
 
 def state_of_the_first(process):
-    """Return the error of loading the first process's state, whose shards are larger than those of the last."""
+    """Return the error of loading the first process's state, whose shards are larger than the last one's."""
     _, optimizer, _ = trained(process, "fully_shard")
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
@@ -248,7 +248,7 @@ def state_of_the_first(process):
 
 
 def other_placements(process):
-    """Return the errors of a state, and of a gradient of the function, that have other placements."""
+    """Return the errors of a state and of a function's gradient with other placements."""
     model, optimizer, _ = trained(process, "fully_shard")
     weight = model[0].weight
     replicated = optimizer.state[weight]["exp_avg"].redistribute(placements=[Replicate()])

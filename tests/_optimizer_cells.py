@@ -48,10 +48,10 @@ class Training:
     """A model and its optimizer in one of the processes that train together.
 
     Args:
-        way: how they are distributed.
-        feature: what is special about parameters or optimizer.
+        way: The distribution.
+        feature: The feature of the parameters or the optimizer.
         device: "cpu" or "npu".
-        seed: of the initial weights.
+        seed: The seed of the initial weights.
     """
 
     def __init__(self, way: str, feature: str, device: str, seed: int = 0) -> None:
@@ -67,7 +67,7 @@ class Training:
             self._shard()
         elif way != "one process":
             self.wrapped = DistributedDataParallel(self.model)
-        # Kept, because FSDP2 shows others between a forward pass and the next backward pass.
+        # Kept, because FSDP2 exposes other parameters between a forward pass and the next backward pass.
         self.params = dict(self.model.named_parameters())
         self.scaler = torch.amp.GradScaler(device, init_scale=4.0, growth_interval=2, enabled=feature == "GradScaler")
         with self.moves_nothing_if_it_raises():
@@ -77,7 +77,7 @@ class Training:
         mesh = init_device_mesh(self.device, (self.dp_size // TP_SIZE, TP_SIZE), mesh_dim_names=("dp", "tp"))
         parallelize_module(self.model, mesh["tp"], PLAN)
         if self.feature == "tied by module":
-            self.model.b.weight = self.model.a.weight  # again: each module got a parameter of its own
+            self.model.b.weight = self.model.a.weight  # tie again: each module got its own parameter
         self.dp_rank, self.dp_size = mesh["dp"].get_local_rank(), mesh["dp"].size()
         self._shard(mesh=mesh["dp"])
 
@@ -108,7 +108,7 @@ class Training:
 
     @contextmanager
     def moves_nothing_if_it_raises(self) -> Iterator[None]:
-        """Add to an exception that weights or states are not what they were before."""
+        """Add a note to an exception if weights or states have changed."""
         before = self._contents()
         try:
             yield
@@ -146,7 +146,7 @@ class Training:
             swap.__exit__(None, None, None)
 
     def found(self) -> dict[str, dict[str, Tensor]]:
-        """Return the weights and what the states have of them; under ZeRO the first process has all states."""
+        """Return the weights and their states; under ZeRO, the first process has all states."""
         found = {"weights": {name: whole(param) for name, param in self.params.items()}}
         states = self._states()
         if self.way == "ZeRO":
@@ -162,11 +162,11 @@ class Training:
     def _consolidated(self) -> dict[str, Any] | None:
         self.optimizer.consolidate_state_dict(to=0)
         if self.device == "npu":
-            torch.npu.synchronize()  # torch copies the states to the CPU, and does not wait
+            torch.npu.synchronize()  # torch copies the states to the CPU without waiting
         return self.optimizer.state_dict() if dist.get_rank() == 0 else None
 
     def save(self, path: str) -> None:
-        """Write a checkpoint in the way that is usual for this distribution."""
+        """Write a checkpoint in the usual way of this distribution."""
         with self.moves_nothing_if_it_raises():
             if self.is_sharded:
                 weights, state = get_state_dict(self.model, self.optimizer)
@@ -180,7 +180,7 @@ class Training:
         dist.barrier()
 
     def load(self, path: str) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         if self.is_sharded:
             weights, state = get_state_dict(self.model, self.optimizer)
             contents = {"model": weights, "optimizer": state, "scaler": self.scaler.state_dict()}
@@ -195,14 +195,14 @@ class Training:
 
 
 def train(make: Callable[..., Training], path: str) -> Any:
-    """Train without a break."""
+    """Train without interruption."""
     training = make()
     training.train(range(reference.STEPS))
     return training.found()
 
 
 def evaluate_averages(make: Callable[..., Training], path: str) -> Any:
-    """Evaluate the averages and train on; at the end evaluate them between two evaluations of the weights."""
+    """Evaluate the averages and continue training; at the end evaluate them between two evaluations of the weights."""
     training = make()
     training.train(range(reference.HALF))
     outputs = {"averages midway": training.averaged_output()}
@@ -221,7 +221,7 @@ def save(make: Callable[..., Training], path: str) -> None:
 
 
 def resume(make: Callable[..., Training], path: str) -> Any:
-    """Go on from the checkpoint in another model."""
+    """Resume from the checkpoint with another model."""
     training = make(seed=1)
     training.load(path)
     training.train(range(reference.HALF, reference.STEPS))
@@ -235,7 +235,7 @@ def save_and_resume(make: Callable[..., Training], path: str) -> Any:
 
 
 def averages_file(make: Callable[..., Training], path: str) -> Any:
-    """Return what is in the file, which a model that is not distributed loads."""
+    """Return the contents of the averages file, which a model that is not distributed loads."""
     training = make()
     training.train(range(reference.STEPS))
     with training.moves_nothing_if_it_raises():

@@ -1,4 +1,4 @@
-"""The training of one process with torch's AdamW that test_optimizer_matrix.py compares every cell with."""
+"""The training in one process with torch's AdamW with which test_optimizer_matrix.py compares every cell."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 STEPS, HALF = 6, 3
-BATCH = 12  # divides by 2 and by 3 processes
-# With eps=1 an update is no more sensitive to rounding of the gradient than that of SGD.
+BATCH = 12  # divisible by 2 and 3 processes
+# With eps=1, an update is no more sensitive to rounding of the gradient than an update of SGD.
 OPTIONS: dict[str, Any] = {"lr": 0.1, "eps": 1.0, "weight_decay": 0.1}
 EMA_DECAY = 0.6
 UNTIED = "tied by storage, and untied since"
 
 
 class Model(nn.Module):
-    """Layers of which two can share a weight, and one has rows that no number of processes shares evenly."""
+    """Layers, two of which can share a weight, and one of which has a number of rows that cannot be shared evenly."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 
 def make_model(feature: str, device: str = "cpu", seed: int = 0) -> Model:
-    """Return a model as one process has it."""
+    """Return a model as in a single process."""
     dtype = torch.bfloat16 if feature == "bfloat16 with masters" else torch.float32
     model = Model(seed).to(device, dtype)
     if feature == "tied by module":
@@ -63,12 +63,12 @@ def is_skipped(feature: str, step: int) -> bool:
 
 
 def lr_at(feature: str, step: int) -> float:
-    """Return the learning rate, which is halved in a tensor."""
+    """Return the learning rate; as a tensor, it is halved."""
     return OPTIONS["lr"] / 2 if feature == "tensor lr" and step >= 2 else OPTIONS["lr"]
 
 
 def names_without_gradient(feature: str, step: int) -> tuple[str, ...]:
-    """Return which parameters are trained at first and get no gradient any more."""
+    """Return the parameters that are trained at first and later get no gradient."""
     return ("a.bias",) if feature == "frozen in part" and step >= 4 else ()
 
 
@@ -105,7 +105,7 @@ def widened(grad: Tensor | None) -> Tensor | None:
 
 
 def outputs(feature: str) -> dict[str, Tensor]:
-    """Return one process's outputs for that batch: with averages midway, and with weights and averages at the end."""
+    """Return one process's outputs for that batch: with averages midway, with weights and averages at the end."""
     model, midway, end = make_model(feature), reference(feature, HALF), reference(feature)
     found = {}
     for name, tensors in (
@@ -120,6 +120,6 @@ def outputs(feature: str) -> dict[str, Tensor]:
 
 
 def output_of(model: nn.Module, device: str = "cpu") -> Tensor:
-    """Return a model's output for a batch that it is not trained with."""
+    """Return a model's output for a batch outside of the training."""
     with torch.no_grad():
         return model(batch_of(STEPS, device)[0].to(next(model.parameters()).dtype)).float()

@@ -22,7 +22,7 @@ ON_NPU = "on an NPU"
 
 
 class Block(NamedTuple):
-    """A block of code of a page; ``title`` is empty where it has none."""
+    """A code block of a page; ``title`` is empty if it has none."""
 
     page: str
     line: int
@@ -46,17 +46,17 @@ def blocks(page: str) -> list[Block]:
 
 
 def new_side(diff: str) -> str:
-    """Return what a diff leaves in the file."""
+    """Return the text that a diff leaves in the file."""
     return _side(diff, "-")
 
 
 def old_side(diff: str) -> str:
-    """Return what a diff looks for in the file."""
+    """Return the text that a diff expects in the file."""
     return _side(diff, "+")
 
 
 def _side(diff: str, left_out: str) -> str:
-    # Empty lines have lost the space before them.
+    # Empty lines have lost their leading space.
     lines = diff.splitlines(keepends=True)
     return "".join(line[1:] or "\n" for line in lines if not line.startswith(left_out))
 

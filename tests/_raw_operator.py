@@ -1,4 +1,4 @@
-"""What every raw operator promises, as tests over tables of samples and error inputs."""
+"""The contract of every raw operator, as tests over tables of samples and error inputs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch.autograd import forward_ad
 
 from tests._contract import HALF_DTYPES, Maker
 
-# What no argument is, by how errors describe it; but an integer or an optional tensor may be one of them.
+# Values that no argument accepts, by their names in errors, except that some arguments accept integers or None.
 NO_TENSORS = {"None": None, "3": 3, "0.5": 0.5, "'x'": "x", "of type list": [1.0], "of type ndarray": np.ones((8, 4))}
-# Those that an argument may be, by the kind of its type in the schema.
+# The accepted ones, by the kind of an argument's type in the schema.
 _ACCEPTED = {
     "TensorType": (),
     "OptionalType": ("None",),
@@ -52,7 +52,7 @@ class ErrorInput:
 def error_inputs(
     make: Callable[[Maker], tuple[Any, ...]], table: dict[str, tuple[Any, Callable[[Any], Any], type[Exception], str]]
 ) -> list[ErrorInput]:
-    """Return good arguments of which one or some are changed: name: (their positions, how, exception, sentence)."""
+    """Return valid arguments with changes: name: (their positions, how, exception, sentence)."""
 
     def changed(maker: Maker, positions: int | tuple[int, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
         chosen = (positions,) if isinstance(positions, int) else positions
@@ -73,14 +73,14 @@ def _copy(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class RawOperatorContract:
-    """The promises; a subclass sets the operator and its tables."""
+    """The contract; a subclass sets the operator and its tables."""
 
     OPERATOR: RawOperator
     SAMPLES: list[Sample]
     ERROR_INPUTS: list[ErrorInput]
-    ROUNDINGS = 8.0  # how many roundings of the largest value the kernel may be away from the float64 formula
+    ROUNDINGS = 8.0  # allowed difference from the float64 formula, in roundings of the largest value
     CANN_DTYPES: tuple[torch.dtype, ...] = (torch.float32, *HALF_DTYPES)
-    CANN_SAMPLES: tuple[Sample, ...] = ()  # more of them, on an NPU
+    CANN_SAMPLES: tuple[Sample, ...] = ()  # further samples on an NPU
 
     @staticmethod
     def fits_cann(*arguments: Any) -> bool:
@@ -203,7 +203,7 @@ class RawOperatorContract:
     def test_a_compiled_tangent_is_right_or_refused(self) -> None:
         value, total = self._total(self.SAMPLES[0], self.OPERATOR.overload)
 
-        def tangent(tensor: Tensor) -> Tensor:  # the sum has a tangent where that of the operator is missing
+        def tangent(tensor: Tensor) -> Tensor:  # the sum has a tangent even if the operator's is missing
             return torch.func.jvp(lambda x: total(x) + x.sum(), (tensor,), (tensor.cos(),))[1]
 
         compiled = torch.compile(tangent, fullgraph=True, backend="aot_eager")
@@ -237,7 +237,7 @@ class RawOperatorContract:
                 continue
             wrong = (*arguments[:i], NO_TENSORS[described], *arguments[i + 1 :])
             sentence = f"^{self.OPERATOR.name}: {argument.name} must be .*, but it is {described}$"
-            # What else it is given, an overload leaves to torch.
+            # An overload passes other values to torch.
             is_none = argument.type.kind() == "TensorType" and described == "None"
             overloads = [self.OPERATOR.overload] if is_none else []
             for operator in (self.OPERATOR, *overloads):
@@ -289,5 +289,5 @@ class RawOperatorContract:
         arguments = error_input.arguments(Maker(torch.float32))
         with pytest.raises(error_input.exception, match=f"{self.OPERATOR.name}: {error_input.sentence}"):
             self.OPERATOR.overload(*arguments)
-        # The next good call works, so nothing is left half-done.
+        # The next valid call works, so nothing is left half-done.
         self.OPERATOR.overload(*self.SAMPLES[0].arguments(Maker(torch.float32)))

@@ -1,7 +1,7 @@
-"""Trainings with a head that FSDP has sharded, for test_sharded_heads.py.
+"""Trainings with a head sharded by FSDP, for test_sharded_heads.py.
 
 A case returns tensors by name: the loss of the whole batch, and whole gradients. Without processes, everything is
-computed in one.
+computed in one process.
 """
 
 from contextlib import nullcontext
@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from tests._pages import blocks, run
 
-DTYPES = {"cpu": torch.float64, "npu": torch.float32}  # HCCL does not add up float64
-ROWS, FEATURES, CLASSES = 16, 6, 21  # classes that processes cannot share evenly
-# Rows of four processes, of which two have two each.
+DTYPES = {"cpu": torch.float64, "npu": torch.float32}  # HCCL cannot sum float64
+ROWS, FEATURES, CLASSES = 16, 6, 21  # the classes cannot be shared evenly
+# The rows of each of four processes; each of two processes has two of these.
 ROWS_OF_EACH = {
     "different numbers of rows": (1, 2, 6, 7),
     "a process whose rows are all ignored": (4, 4, 4, 4),
@@ -59,19 +59,19 @@ class ModelWithLoss(Model):
 
 
 def _factor(ranks, count):
-    """Return what makes the mean over processes of sums over rows the mean over all rows."""
+    """Return the factor that turns the mean over processes of sums over rows into the mean over all rows."""
     return 1 / count if ranks.is_one else ranks.size / count
 
 
 class Ranks:
-    """The processes that have a batch together, or a single one without rank."""
+    """The processes that share a batch, or a single process without a rank."""
 
     def __init__(self, split, size, rank=None, mesh=None, device="cpu"):
         self.split, self.size, self.rank, self.mesh, self.device = split, size, rank, mesh, device
         self.is_one = rank is None
 
     def rows(self, step=0, rank=None):
-        """Return a rank's tokens and targets of a batch, and the number of targets of the full batch not ignored."""
+        """Return a rank's tokens and targets of a batch, and the number of the whole batch's targets not ignored."""
         tokens, targets = torch.randint(CLASSES, (2, ROWS), generator=torch.Generator().manual_seed(100 + step))
         targets[3] = -100
         if self.split == "a process whose rows are all ignored":
@@ -100,7 +100,7 @@ class Ranks:
         return init_device_mesh(self.device, shape, **options)
 
     def differentiated(self, model, loss):
-        """Return the mean of the processes' losses, and the gradients that they have."""
+        """Return the mean of the processes' losses, and their gradients."""
         loss.backward()
         return self.found(model, loss)
 
@@ -139,7 +139,7 @@ def head_of_its_own(ranks):
 
 
 def disabled(ranks):
-    """The package is disabled on all processes; the truth is computed with it."""
+    """The package is disabled on all processes; the reference is computed with it."""
     with nullcontext() if ranks.is_one else torch_aclnn_ops.disabled():
         return head_of_its_own(ranks)
 
@@ -157,14 +157,14 @@ def tied_head_freed(ranks):
 
 
 def norm_and_head_in_a_group(ranks):
-    """The last layers sharded as one group, of which the forward pass runs one."""
+    """The last layers are sharded as one group, of which the forward pass runs only one."""
     model = ranks.model()
     ranks.shard(model.layer, [model.norm, model.head], model)
     return trained(model, ranks)
 
 
 def other_outputs(ranks):
-    """Several results, whose backward pass computes the logits again."""
+    """Several results, whose backward pass recomputes the logits."""
     model = ranks.model()
     ranks.shard(model.head, model, reshard_after_forward=True)
     tokens, targets, count = ranks.rows()
@@ -190,12 +190,12 @@ def _with_loss_in_the_forward_pass(ranks, parts):
 
 
 def loss_in_the_forward_pass(ranks):
-    """The weights are already unsharded there."""
+    """The loss is in the forward pass, where the weights are already unsharded."""
     return _with_loss_in_the_forward_pass(ranks, lambda model: [model.layer])
 
 
 def group_in_the_forward_pass(ranks):
-    """In the forward pass of a group."""
+    """The loss is in the forward pass of a group."""
     return _with_loss_in_the_forward_pass(ranks, lambda model: [[model.norm, model.head]])
 
 
@@ -206,7 +206,7 @@ def _model_whose_head_is_a_loss():
 
 
 def module_with_the_loss(ranks):
-    """A LinearCrossEntropyLoss, whose forward pass is its head's."""
+    """A LinearCrossEntropyLoss, whose forward pass is that of its head."""
     model = ranks.model(_model_whose_head_is_a_loss)
     ranks.shard(model.head, model)
     tokens, targets, count = ranks.rows()
@@ -214,7 +214,7 @@ def module_with_the_loss(ranks):
 
 
 def lines_of_the_guide(ranks):
-    """What docs/operators/linear_cross_entropy.md says."""
+    """The code in docs/operators/linear_cross_entropy.md."""
     model = ranks.model()
     ranks.shard(model.layer, model.head, model)
     tokens, targets, count = ranks.rows()
@@ -276,7 +276,7 @@ def hybrid(ranks):
 
 
 def vocab_parallel(ranks, by_input=False):
-    """A vocabulary over two processes, whose batch others do not have."""
+    """A vocabulary sharded over two processes, which share a batch of their own."""
     model = ranks.model(bias=True)
     if ranks.is_one:
         return trained(model, ranks)
@@ -291,7 +291,7 @@ def vocab_parallel(ranks, by_input=False):
 
 
 def vocab_parallel_by_the_input(ranks):
-    """The same, with an input that is a DTensor instead of process_group."""
+    """The same with an input that is a DTensor, instead of process_group."""
     return vocab_parallel(ranks, by_input=True)
 
 
@@ -309,12 +309,12 @@ CASES = {
 
 
 def names(world_size):
-    """Return the cases of so many processes."""
+    """Return the cases for this number of processes."""
     return [name for name, (function, _) in CASES.items() if world_size == 4 or function not in OF_FOUR]
 
 
 def results(device, names):
-    """Run the cases of these names as one of the processes."""
+    """Run the cases with these names as one of the processes."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
 
     def case(function, split):

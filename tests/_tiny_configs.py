@@ -1,4 +1,4 @@
-"""Tiny configurations of every type of model that transformers has, by the names of their options."""
+"""Tiny configurations of every model type of transformers, derived from the names of their options."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def _each(names: str, value: Any) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
-# Whatever the type: what makes it tiny.
+# For every type: options that make it tiny.
 _SMALL = {
     **_each("vocab_size n_vocab decoder_vocab_size encoder_vocab_size text_vocab_size tgt_vocab_size", CLASSES),
     **_each("src_vocab_size vocab_size_per_layer_input entity_vocab_size shape_vocab_size", CLASSES),
@@ -42,7 +42,7 @@ _SMALL = {
     **_each("eos_token_id sep_token_id", 2),
 }
 
-# By type: what the names above do not tell.
+# By type: options that do not follow from the names above.
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _LINEAR_AND_FULL = ["linear_attention", "full_attention"]
 _TWO_HYBRIDS = {"attention_hidden_size": 32, "attention_head_dim": 16, "num_hidden_layers": 3}
@@ -83,7 +83,7 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
 
 
 def tiny(config_class: type[PretrainedConfig], **more: Any) -> Any:
-    """Return a tiny configuration of a class, whose inner configurations are tiny too."""
+    """Return a tiny configuration of a class, with tiny inner configurations."""
     given = vars(config_class())
     options = {name: small for name, small in _SMALL.items() if name in given and _fits(given[name])}
     options |= _kinds_of_layers(given, options)
@@ -106,7 +106,7 @@ def _fits(value: Any) -> bool:
 
 
 def _kinds_of_layers(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that give a model one layer of each kind, at least two."""
+    """Return the options that give a model one layer of each kind, at least two in total."""
     lists = {
         name: list(dict.fromkeys(given[name]))
         for name in ("layer_types", "layers_block_type", "mlp_layer_types", "attention_layers", "block_types")

@@ -1,7 +1,7 @@
-"""What the drop-ins are compared with: torch's own functions, or references where torch has none.
+"""The functions that the drop-ins are compared with: torch's own, or references where torch has none.
 
-``linear_cross_entropy`` is in torch since 2.13. Its reference is what torch's documentation says that it stands for.
-Older versions of ``mse_loss`` fail in the backward pass where the dtypes differ; the reference does what newer ones do.
+``linear_cross_entropy`` is in torch from 2.13. Its reference is the composition in torch's documentation. Older
+versions of ``mse_loss`` fail in the backward pass if the dtypes differ; the reference behaves like newer ones.
 """
 
 import functools
@@ -13,7 +13,7 @@ import torch
 
 HAS_LINEAR_CROSS_ENTROPY = hasattr(torch.nn.functional, "linear_cross_entropy")
 
-# The text of a reference's errors, which promise their type only.
+# The text of a reference's errors, of which only the type is compared.
 REFUSED = "torch 2.13 refuses this with a RuntimeError"
 
 
@@ -74,7 +74,7 @@ def _torch_differentiates_mixed_dtypes():
 
 
 def signature(function):
-    """Return the signature of a function; that of a builtin is the first line of its description."""
+    """Return the signature of a function; a builtin's is the first line of its docstring."""
     try:
         return inspect.signature(function)
     except ValueError:

@@ -1,4 +1,4 @@
-"""TRL's trainers of a tiny model in a folder and what steps find, and models with TRL's fused head alone."""
+"""TRL's trainers of a tiny model in a folder and the results of steps, and models with only TRL's fused head."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def fused(model: torch.nn.Module, **options: object) -> torch.nn.Module:
 
 
 class OfModel:
-    """What patch_trainer reads of a trainer, of a model that has TRL's fused head."""
+    """The part of a trainer that patch_trainer reads, for a model with TRL's fused head."""
 
     is_fsdp_enabled = False
     ref_model = None
@@ -42,7 +42,7 @@ class OfModel:
 
 
 def patched(model: torch.nn.Module, **options: object) -> torch.nn.Module:
-    """Patch a model that has TRL's fused head."""
+    """Patch a model with TRL's fused head."""
     patch_trainer(OfModel(model), **{"chunk_size": CHUNK, **options})
     return model
 
@@ -97,7 +97,7 @@ def _reward(completions: list[str], **kwargs: object) -> list[float]:
 
 
 _ONLINE = {"max_completion_length": 9, "num_generations": 2, "beta": 0.1, "temperature": 0.7}
-# By name: the trainer, its arguments, its rows, and what else it is constructed with.
+# By name: the trainer, its arguments, its rows, and further constructor arguments.
 TRAINERS = {
     "SFT": (trl.SFTTrainer, trl.SFTConfig, {}, _COMPLETIONS, {}),
     "DPO": (trl.DPOTrainer, trl.DPOConfig, {"use_weighting": True}, PAIRS, {}),
@@ -108,7 +108,7 @@ TRAINERS = {
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of as many words as the model has classes."""
+    """Return a tokenizer with as many words as the model has classes."""
     words = [*_MARKS, *(f"w{number}" for number in range(CLASSES - len(_MARKS)))]
     inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -117,7 +117,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Gradients(TrainerCallback):
-    """Keeps the gradients of each step."""
+    """Records the gradients of each step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Tensor]] = []
@@ -127,7 +127,7 @@ class Gradients(TrainerCallback):
 
 
 def make_trainer(name: str, folder, model=None, **arguments):
-    """Make a trainer, whose model and reference model are those of a folder."""
+    """Return a trainer whose model and reference model are loaded from a folder."""
     trainer_class, config, options, rows, kwargs = TRAINERS[name]
     if not (folder / "model").exists():
         make().save_pretrained(folder / "model")
@@ -149,7 +149,7 @@ def make_trainer(name: str, folder, model=None, **arguments):
 
 
 class Trained:
-    """What two steps of a trainer found: metrics, gradients, and the elements of the largest tensor."""
+    """The results of two steps of a trainer: metrics, gradients, and the number of elements of the largest tensor."""
 
     def __init__(self, trainer) -> None:
         gradients, largest = Gradients(), Largest()

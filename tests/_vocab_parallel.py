@@ -1,7 +1,7 @@
-"""Losses on a head that is spread over processes, for test_vocab_parallel.py.
+"""Losses on a head that is sharded over processes, for test_vocab_parallel.py.
 
-A case returns tensors by name. A name begins with how the processes' tensors make the one of a single process: each has
-a ``copy`` or, but for rounding, something ``alike``, or a ``shard`` of its classes, or a ``part`` of a sum.
+A case returns tensors by name. The prefix of a name states how the processes' tensors form that of a single process:
+each has a ``copy``, a copy up to rounding (``alike``), a ``shard`` of its classes, or a ``part`` of a sum.
 """
 
 from functools import partial
@@ -53,7 +53,7 @@ class Vocabulary:
         """Return numbers that are the same in every dtype."""
         generator = torch.Generator().manual_seed(1000 + seed)
         drawn = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-        return drawn.bfloat16().to(self.dtype).to(self.device)  # torch_npu casts to float64 on a CPU only
+        return drawn.bfloat16().to(self.dtype).to(self.device)  # torch_npu casts to float64 only on a CPU
 
     def whole_arguments(self):
         """Return the arguments with the full head."""
@@ -64,7 +64,7 @@ class Vocabulary:
         return dist.device_mesh.init_device_mesh(self.device, (dist.get_world_size(),))
 
     def arguments(self, grad=True):
-        """Return input, this process's weight and bias, and targets of which two are ignored."""
+        """Return the input, this process's weight and bias, and targets of which two are ignored."""
         target = torch.randint(CLASSES, (ROWS,), generator=torch.Generator().manual_seed(2))
         target[3] = target[8] = -100
         target[0], target[1] = 0, CLASSES - 1
@@ -76,7 +76,7 @@ class Vocabulary:
         return *(tensor.requires_grad_(grad) for tensor in tensors), target.to(self.device)
 
     def sum(self, part):
-        """Add up what the processes have, with derivatives."""
+        """Sum the processes' values differentiably."""
         if self.is_whole:
             return part
         return sum_over_group(part, Members.of("linear_cross_entropy", dist.group.WORLD))
@@ -84,7 +84,7 @@ class Vocabulary:
     def loss(self, input, linear_weight, linear_bias, target, **options):
         """Return a number that depends on all results."""
         if self.is_whole and "max_memory" not in options:
-            # One process by the same kernels as several, which have no case for few logits and its fewer roundings.
+            # Makes one process use the same kernels as several, which have no case for few logits with fewer roundings.
             options.setdefault("chunk_size", ROWS)
         result = F.linear_cross_entropy(
             input, linear_weight, target, linear_bias=linear_bias, **self.options, **options
@@ -110,7 +110,7 @@ def token_weights(vocabulary):
 
 
 WEIGHTS = {"weight": class_weights, "token_weight": token_weights}
-# Options of the function; the values that are functions make the option of the vocabulary.
+# Options of the function; functions compute an option from the vocabulary.
 OPTIONS = {
     "plain": {},
     "ignore_index": {"ignore_index": 0, "target": lambda vocabulary: vocabulary.arguments()[-1].clamp(min=0)},
@@ -148,7 +148,7 @@ def _call(vocabulary, name, **more):
 
 
 def named(found):
-    """Return gradients by input, weight and bias by their names."""
+    """Return gradients with respect to input, weight and bias by their names."""
     return dict(zip(("copy.input", "shard.weight", "shard.bias"), found, strict=False))
 
 
@@ -172,13 +172,13 @@ def float32_weights(vocabulary):
 
 
 def sizes_found_by_a_collective(vocabulary):
-    """Without vocab_sizes."""
+    """Find the sizes by a collective, without vocab_sizes."""
     vocabulary.options.pop("vocab_sizes", None)
     return gradients(vocabulary, "everything")
 
 
 def partial_input_gradient(vocabulary):
-    """The input's gradient left as a part."""
+    """The input's gradient left as a part of the sum."""
     more = {} if vocabulary.is_whole else {"reduce_input_grad": False}
     found = gradients(vocabulary, "everything", **more)
     return {"part.input": found.pop("copy.input")} | found
@@ -248,7 +248,7 @@ def batched(vocabulary):
 
 
 def distributed_tensors(vocabulary):
-    """A head and bias that are DTensors sharded by classes, and an input that is a DTensor all processes have."""
+    """A head and bias that are DTensors sharded by classes, and a replicated DTensor as input."""
     *arguments, target = vocabulary.whole_arguments()
     if not vocabulary.is_whole:
         mesh = vocabulary.mesh()
@@ -267,7 +267,7 @@ def distributed_tensors(vocabulary):
 
 
 def distributed_head_and_a_group(vocabulary):
-    """A head that is a DTensor, and the group of an equal mesh."""
+    """A DTensor head, and the group of an equal mesh."""
     input, weight, _, target = vocabulary.whole_arguments()
     options = {}
     if not vocabulary.is_whole:
@@ -310,7 +310,7 @@ def groups_of_some_processes(vocabulary):
 
 
 def autocast(vocabulary):
-    """Matrix products in bfloat16, of tensors in float32."""
+    """Matrix products in bfloat16, for float32 tensors."""
     vocabulary.dtype = torch.float32
     input, weight, bias, target = vocabulary.arguments()
     with torch.autocast(vocabulary.device, torch.bfloat16):
@@ -321,7 +321,7 @@ def autocast(vocabulary):
 
 
 def number_of_collectives(vocabulary):
-    """Collectives of a forward and a backward pass, with each of the options, and of both without vocab_sizes."""
+    """Collectives of a forward and backward pass, for each of the options, and for both without vocab_sizes."""
     if vocabulary.is_whole:
         return {"copy.numbers": torch.tensor([[1, 1]] * len(OPTIONS) + [[2, 1]])}
     numbers = [_collectives(vocabulary, name) for name in OPTIONS]
@@ -347,7 +347,7 @@ def _with_options(name):
     return lambda vocabulary: gradients(vocabulary, name)
 
 
-# A function of a vocabulary, how it is split, and the dtype.
+# A function of a vocabulary, its split, and the dtype.
 CASES = {
     f"{name}, {dtype}": (_with_options(name), "uneven", dtype)
     for name in OPTIONS
@@ -366,7 +366,7 @@ CASES["autocast"] = (autocast, "uneven", "bfloat16")
 
 
 def results(device, names):
-    """Run the cases of these names as one of the processes."""
+    """Run the cases with these names as one of the processes."""
 
     def case(function, split, dtype):
         return lambda: function(Vocabulary(split, dist.get_world_size(), dist.get_rank(), DTYPES[dtype], device))

@@ -1,4 +1,4 @@
-"""Settings that every test runs under."""
+"""Settings for all tests."""
 
 import collections
 import gc
@@ -22,17 +22,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 if _torch_npu.why_unavailable() is not None:
     # For programs that the tests run and that import torch first.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-# Processes on the host NPU that the tests start compute in float64, too, which PyTorch's products refuse on a device.
+# Child processes on the host NPU also compute in float64, which PyTorch's products refuse on a device.
 os.environ.setdefault("HOST_NPU_DTYPES", "torch")
 
-# Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
+# On a busy machine, synchronizing threads costs ten times the work on tiny tensors.
 torch.set_num_threads(1)
 
-# Of the tensors that modules make when they are imported; each test seeds again.
+# For tensors that modules create at import; each test seeds again.
 torch.manual_seed(0)
 
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=100, derandomize=True)
-# For tests/fuzz.py: other examples each time, and those that failed again.
+# For tests/fuzz.py: new examples each time, and those that failed before.
 _found = {"database": hypothesis.database.DirectoryBasedExampleDatabase(".fuzz/hypothesis"), "print_blob": True}
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=200, derandomize=False, **_found)
 hypothesis.settings.load_profile("tests")
@@ -51,7 +51,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _representatives(cases: list[Any], n: int) -> Iterator[Any]:
-    """Yield every n-th case, and of a grid the cases with the values that these lack of parameters with at most n."""
+    """Yield every n-th case; of a grid, also cases with the missing values of parameters with at most n values."""
     values = [set(case.callspec.indices.items()) for case in cases]
     number = collections.Counter(name for name, _ in set().union(*values))
     seen: set[tuple[str, int]] = set()
@@ -64,7 +64,7 @@ def _representatives(cases: list[Any], n: int) -> Iterator[Any]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark cases as exhaustive; put the files first whose tests take longest, so that no core waits at the end."""
+    """Mark cases as exhaustive; run the files with the slowest tests first, so that all cores finish together."""
     tables: collections.defaultdict[tuple[str, int], list[Any]] = collections.defaultdict(list)
     for item in items:
         nth = item.get_closest_marker("every_nth_case")
@@ -81,15 +81,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 
-gc.disable()  # while modules are imported, which it would go through again and again
+gc.disable()  # until all modules are imported, which it would scan repeatedly
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from the modules and pytest from torch's loggers, which both take long."""
+    """Keep the garbage collector from scanning modules, and pytest from torch's loggers; both take long."""
     gc.collect()
     gc.freeze()
     gc.enable()
-    # To each logger that does not propagate pytest adds its handlers six times a test.
+    # pytest adds its handlers to each logger that does not propagate, six times per test.
     for logger in logging.getLogger().manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
@@ -100,7 +100,7 @@ def _settings():
     torch.manual_seed(0)
     torch._dynamo.reset()
     with warnings.catch_warnings():
-        # functorch notes that a custom operator is batched by a loop or that forward AD is a beta feature.
+        # functorch warns that a custom operator is batched by a loop, or that forward AD is a beta feature.
         warnings.filterwarnings("ignore", message="There is a performance drop because", category=UserWarning)
         yield
 
@@ -116,7 +116,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def mesh_of_one() -> Iterator[DeviceMesh]:
-    """A mesh of this process alone, on the CPU."""
+    """Return a mesh of only this process, on the CPU."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
@@ -124,7 +124,7 @@ def mesh_of_one() -> Iterator[DeviceMesh]:
 
 @pytest.fixture(scope="module")
 def group_of_two() -> Iterator[torch.distributed.ProcessGroup]:
-    """A group of which this process is the first of two, whose collectives do nothing."""
+    """Return a group in which this process is the first of two, whose collectives do nothing."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()

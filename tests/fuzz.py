@@ -1,6 +1,6 @@
 """Random arguments for a given time, compared with torch: ``make fuzz``, or ``python -m tests.fuzz --seconds 600``.
 
-The property tests run with new examples. Those that failed stay in ``.fuzz`` and are tried first the next time.
+The property tests run with new examples. Failed examples are kept in ``.fuzz`` and tried first next time.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import pytest
 
 
 class _Again:
-    """Runs the tests again and again until the time is over or one fails."""
+    """Repeats the tests until the time is over or one fails."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -36,7 +36,7 @@ def compare_with_torch(seconds: float) -> bool:
     """Run the property tests with new examples for a time, and return whether they passed."""
     again = _Again(seconds)
     options = ["--quiet", "-p", "no:cacheprovider", "-m", "hypothesis", "--hypothesis-profile=fuzz"]
-    # To collect all tests takes longer than to find these.
+    # Collecting all tests takes longer than finding these files.
     files = [str(path) for path in sorted(Path(__file__).parent.glob("test_*.py")) if "@given" in path.read_text()]
     status = pytest.main([*options, *files], [again])
     examples = again.runs * hypothesis.settings.get_profile("fuzz").max_examples

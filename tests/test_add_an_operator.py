@@ -1,4 +1,4 @@
-"""docs/add_an_operator.md: its files and changes make an operator that keeps what all of them promise."""
+"""docs/add_an_operator.md: its files and changes make an operator that keeps the contracts of all operators."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests._pages import ROOT, blocks, new_side, old_side
 PAGE = "docs/add_an_operator.md"
 STEPS = [block for block in blocks(PAGE) if block.title]
 FILES = sorted({step.title for step in STEPS})
-# What commands write; that of the first takes minutes.
+# Files that commands write; the first command takes minutes.
 WRITTEN = ["docs/precision.md", "tests/public_api.txt"]
 
 
@@ -33,7 +33,7 @@ def apply(sources: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A copy of the sources with the page's operator, without what is compiled."""
+    """Return a copy of the sources with the page's operator, without compiled files."""
     folder = tmp_path_factory.mktemp("sources") / "checkout"
     ignored = ".git .venv .matrix .aarch64 .*_cache __pycache__ build *.so _lib".split()
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*ignored))

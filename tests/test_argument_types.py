@@ -1,4 +1,4 @@
-"""Wrong arguments of losses on a head and other drop-ins: the error names the argument and what it accepts."""
+"""Invalid arguments of losses on a head and other drop-ins: the error names the argument and what it accepts."""
 
 import math
 import re
@@ -55,7 +55,7 @@ _LEFT = "not be given with arguments that are left to torch's function: tensor s
 
 
 class _Traced:
-    """What ``torch.fx.symbolic_trace`` has in place of tensors."""
+    """A stand-in for the proxies of ``torch.fx.symbolic_trace``."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -65,7 +65,7 @@ class _Traced:
         return self
 
 
-# What is wrong with an input of shape (2, 3, 2) and 6 classes, and what the first argument must.
+# Invalid arguments for an input of shape (2, 3, 2) and 6 classes, the exception, and its text after "must".
 WRONG = [
     ({"linear_bias": torch.ones(6).double()}, RuntimeError, "have dtype torch.float32, as input"),
     ({"weight": torch.ones(6).double()}, RuntimeError, "have dtype torch.float32, but it has torch.f"),
@@ -148,7 +148,7 @@ def test_every_error_of_a_batched_call_names_one_argument(call):
     try:
         ours.linear_cross_entropy(input, head, target, **options)
     except IndexError:
-        pass  # a target that is no class, in torch's words
+        pass  # a target that is not a class, with torch's message
     except (TypeError, ValueError, RuntimeError) as error:
         assert re.match("linear_cross_entropy: [a-z_]+ must ", str(error)), error
 

@@ -98,7 +98,7 @@ def test_probabilities_of_0_and_1_give_torchs_loss_and_gradient(input, target):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALF_DTYPES], ids=str)
 @pytest.mark.parametrize("listening", [False, True], ids=["C++", "Python"])
 def test_the_gradient_of_a_certain_and_right_probability_is_0(dtype, listening):
-    # torch's kernel gives NaN in float16, where its lower bound of the denominator is 0.
+    # torch's float16 kernel gives NaN, because its lower bound of the denominator is 0.
     edges = torch.tensor([0.0, 1.0], dtype=dtype, requires_grad=True)
     with report() if listening else nullcontext():
         ours.binary_cross_entropy(edges, edges.detach()).backward()

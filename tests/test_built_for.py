@@ -1,4 +1,4 @@
-"""Versions recorded in compiled extensions, the errors for others, and the warning of a CUDA build beside a CANN."""
+"""Versions recorded in compiled extensions, the errors for others, and the warning about a CUDA build with CANN."""
 
 import importlib.metadata
 import importlib.util
@@ -19,7 +19,7 @@ BOTH = ("torch", "torch_npu")
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Versions that count as installed, and may be changed."""
+    """The versions that are reported as installed; tests may change them."""
     versions = {"torch": "2.13.0+cu130", "torch_npu": "2.13.0"}
 
     def version(name):
@@ -33,7 +33,7 @@ def installed(monkeypatch):
 
 @pytest.fixture
 def library(installed, tmp_path):
-    """A library that was compiled for what is installed first."""
+    """A library compiled for the initially installed versions."""
     source, target = tmp_path / "source.cpp", tmp_path / "library.so"
     source.write_text("int nothing() { return 0; }")
     header = write_header(tmp_path / "build" / "built_for.h")
@@ -90,8 +90,8 @@ def test_an_extension_for_another_torch_is_not_loaded(tmp_path, monkeypatch):
     assert reason.endswith("--no-build-isolation") and _extension.why_unavailable() == reason
 
 
-# Both torch's part for CUDA and torch_npu register settings under the same keys, which ends the process. Files that
-# name the keys stand in for both, so that any build of torch will do.
+# torch's CUDA part and torch_npu register settings under the same keys, which aborts the process. Files that contain
+# the keys stand in for both, so that the test needs no CUDA build.
 CALL = b"\x7fELF _ZN3c1016CachingAllocator26AcceleratorAllocatorConfig14getMutableKeysB5cxx11Ev"
 MESSAGE = (
     "the installed torch is a CUDA build, with which importing torch_npu aborts the process. "
@@ -124,10 +124,10 @@ def test_importing_the_package_warns_instead_of_aborting_the_process(tmp_path):
     code = (
         "import ctypes, os, types; from importlib.machinery import PathFinder\n"
         "load, find = ctypes.CDLL, PathFinder.find_spec\n"
-        # CANN's libraries can be loaded, and are not before.
+        # CANN's libraries can be loaded, and have not been loaded before.
         "is_cann = lambda name: str(name).startswith(('libacl', 'libascendcl', 'libhccl', 'libge_', 'libgraph'))\n"
         "ctypes.CDLL = lambda name, *a, **k: is_cann(name) and a != (os.RTLD_NOLOAD,) or load(name, *a, **k)\n"
-        # An import passes more arguments than who looks for a package.
+        # An import passes more arguments than a search for a package.
         f"torch = types.SimpleNamespace(origin={str(tmp_path / 'cuda' / '__init__.py')!r})\n"
         "PathFinder.find_spec = lambda name, *a: torch if name == 'torch' and not a else find(name, *a)\n"
         "import torch_aclnn_ops, torch\n"

@@ -1,4 +1,4 @@
-"""disabled: drop-ins, modules and patched functions are torch's own, for the whole process and for a while."""
+"""disabled: drop-ins, modules and patched functions are torch's own, for the whole process or temporarily."""
 
 import inspect
 import threading
@@ -24,7 +24,7 @@ _OF = {"embedding": {"input": CLASSES}, "linear_cross_entropy": {"target": CLASS
 
 
 def _arguments(name):
-    """The arguments of a drop-in that have no default."""
+    """Return the arguments of a drop-in that have no default."""
     given = {"input": INPUT, **_NAMED, **_OF.get(name, {})}
     parameters = inspect.signature(DROP_INS[name]).parameters.values()
     return [given[parameter.name] for parameter in parameters if parameter.default is parameter.empty]
@@ -116,7 +116,7 @@ def test_the_doctor_says_that_the_package_is_disabled_and_how_to_enable_it(monke
 
 
 def test_a_wrong_argument_raises_the_error_of_torch():
-    # Before 2.13 torch has no such function; linear and cross_entropy take its place.
+    # torch before 2.13 has no such function; linear and cross_entropy replace it.
     sentence = "last dimensions" if hasattr(F, "linear_cross_entropy") else "cannot be multiplied"
     with disabled(), pytest.raises(RuntimeError, match=sentence):
         functional.linear_cross_entropy(INPUT, INPUT[:, :2], CLASSES)

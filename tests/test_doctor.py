@@ -1,4 +1,4 @@
-"""The doctor's report and its checks: everything is right on this CPU, and what is wrong is found."""
+"""The doctor's report and its checks: everything is right on this CPU, and faults are found."""
 
 import functools
 import importlib.metadata

@@ -93,7 +93,7 @@ CASES = [
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-# float64 and float32 round every operation of a chain of about ten, 16 bits only the four results.
+# float64 and float32 round every operation in a chain of about ten; 16-bit dtypes round only the four results.
 @pytest.mark.parametrize(
     "dtype, roundings", [(torch.float64, 4), (torch.float32, 4), *((dtype, 0.5 + 1e-3) for dtype in HALF_DTYPES)]
 )
@@ -105,7 +105,7 @@ def test_states_match_float64_up_to_rounding(case, dtype, roundings):
     for name in STATE:
         assert results[name].dtype == dtype and results[name].shape == case.shape
         error = (results[name].double() - truths[name]).abs()
-        # The largest magnitude stands for the terms, of which a state is a sum: they may cancel in it.
+        # Relative to the largest magnitude of the terms of a state, which may cancel in it.
         assert bool((error <= roundings * torch.finfo(dtype).eps * truths[name].abs().clamp(min=1)).all())
 
 
@@ -146,8 +146,8 @@ def test_an_infinite_average_follows_the_formula(weight, ema_decay):
     torch.testing.assert_close(run(tensors, ema_decay=ema_decay)["s"], expected.float(), equal_nan=True)
 
 
-# The example of CANN's documents: all five tensors are 1 ... 8. It fills the int64 step from floats, which reads as the
-# first of these steps; the second is the one that was meant.
+# The example of CANN's documents: all five tensors are 1 ... 8. It fills the int64 step from floats, which are read as
+# the first of these steps; the second is the intended one.
 @pytest.mark.parametrize(
     "step, var, s",
     [
@@ -180,7 +180,7 @@ def test_16_bit_states_are_the_float32_states_rounded_once(dtype):
     results = run(tensors)
     for name in STATE:
         assert torch.equal(results[name], unrounded[name].to(dtype))
-    # An average of the rounded weights would be another one, so the lines above see which of them it is made of.
+    # An average of the rounded weights would differ, so the lines above detect which weights are averaged.
     average = torch.lerp(tensors["s"].float(), unrounded["var"].to(dtype).float(), 1 - 0.99)
     assert not torch.equal(results["s"], average.to(dtype))
 
@@ -325,7 +325,7 @@ def test_it_compiles_without_a_graph_break():
     assert_equal({name: tensors[name] for name in STATE}, expected)
 
 
-# What shares memory with what is written to, made of the tensors of a call on any device.
+# Tensors that share memory with an output, made from the tensors of a call on any device.
 SHARED = {
     "the same tensor twice": (lambda t: {"m": t["var"]}, "var and m must not share memory, because var is written to"),
     "overlapping views": (

@@ -35,7 +35,7 @@ CASES = [
     Case("transposed table", lambda make: (make.normal(3, 5),), lambda F, w, i: F.embedding(i, w.T), _indices(5, 4)),
     Case("strided indices", _table(5, 3), lambda F, w, i: F.embedding(i[:, ::2].T, w), _indices(5, 4, 6)),
     Case("32-bit indices", _table(5, 3), lambda F, w, i: F.embedding(i.int(), w), _indices(5, 4)),
-    # No index is that of the padding row, whose gradient is zero by definition.
+    # No index is the padding row, whose gradient is zero by definition.
     Case("padding", _table(5, 3), lambda F, w, i: F.embedding(i + 1, w, padding_idx=0), _indices(4, 6)),
     Case("negative padding", _table(5, 3), lambda F, w, i: F.embedding(i, w, padding_idx=-1), _indices(4, 6)),
 ]
@@ -46,7 +46,7 @@ class TestDropIn(DropInContract):
 
 
 class TestDropInScaledByFrequency(DropInContract):
-    """The scaled gradient is not the derivative of the rows, so it is compared with its definition instead."""
+    """The scaled gradient is not the derivative of the rows, so it is compared with its definition."""
 
     CASES = [
         Case("scaled", _table(4, 3), _call(scale_grad_by_freq=True), _indices(4, 11)),

@@ -24,7 +24,7 @@ SMALL = ("--no-progress", *"--steps 40 --context 32 --width 32 --layers 1 --head
 
 
 def _python(*arguments: object, **settings: str) -> str:
-    """Return what a program prints that ends well."""
+    """Return the output of a program, which must succeed."""
     result = run_python(*arguments, **settings)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -41,7 +41,7 @@ def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
 
 
 def run_example(device: str, script: str, *options: str) -> tuple[int, str]:
-    """Run an example in a process of host_npu.testing; return its exit status and what it has printed."""
+    """Run an example in a process of host_npu.testing; return its exit status and output."""
     path = ROOT / "examples" / script
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path), *options]
@@ -55,7 +55,7 @@ def run_example(device: str, script: str, *options: str) -> tuple[int, str]:
 
 
 def write_tokens(cache: pathlib.Path) -> None:
-    """Write the tokens of a tenth of the standard library where examples look for those of all of it."""
+    """Write the tokens of a tenth of the standard library to where examples expect those of all of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "examples")
         text_data = importlib.import_module("text_data")
@@ -66,7 +66,7 @@ def write_tokens(cache: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def reference_run(tmp_path_factory):
-    """A full run with its reference: the folder, with the tokens, and what it has printed."""
+    """A full run with its reference: the folder, with the tokens, and the output."""
     output = tmp_path_factory.mktemp("train_lm")
     write_tokens(output / "cache")
     [(status, printed)] = run(run_example, 1, "train_lm.py", *SMALL, "--reference", "--output", str(output), backend="")
@@ -76,14 +76,14 @@ def reference_run(tmp_path_factory):
 
 @pytest.fixture
 def output(reference_run, tmp_path):
-    """A folder in which the tokens are made already."""
+    """A folder that already contains the tokens."""
     shutil.copytree(reference_run[0] / "cache", tmp_path / "cache")
     return tmp_path
 
 
 @pytest.fixture
 def error_of(monkeypatch, capsys):
-    """Run an example in this process, which ends it with status 2; return what it says."""
+    """Return a function that runs an example in this process, which exits with status 2, and returns its message."""
     monkeypatch.syspath_prepend(ROOT / "examples")
 
     def error(example: str, *options: str) -> str:
@@ -117,7 +117,7 @@ stats = host_npu.stats()
 print(json.dumps([status, stats.launches, stats.alive, stats.device_bytes]))
 """
 
-# Relative. Rounding grows in training; over 20 steps of 1024 tokens the runs stay this close.
+# The relative tolerance. Rounding errors grow in training; over 20 steps of 1024 tokens the runs stay this close.
 _ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
@@ -138,7 +138,7 @@ def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_without_leaks(d
     fused = {f"aclnnFused{name}" for name in heads}
     others = {f"aclnn{name}Backward" for name in ("MseLoss", "BinaryCrossEntropy", "EmbeddingDense")}
     assert others | {"aclnnApplyFusedEmaAdam"} <= set(launches)
-    assert (fused <= set(launches)) == (dtype == "bfloat16")  # CANN has no float32 ones
+    assert (fused <= set(launches)) == (dtype == "bfloat16")  # CANN has no float32 versions
     assert alive["aclTensor"] == alive["aclOpExecutor"] == 0
     assert device_bytes == {"0": 0}
     for name in others:
@@ -163,9 +163,9 @@ def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
 def test_two_vocab_parallel_processes_train_like_one(reference_run, output):
     options = (*SMALL, "--output", output)
     printed = _run("train_lm.py", *options, "--vocab-parallel", "--stop-at", "12", ranks=2)
-    assert printed.count("training loss") == 1  # one process prints
+    assert printed.count("training loss") == 1  # only one process prints
     assert len(_losses(output)) == 12
-    # What they have saved is a checkpoint of one process.
+    # They have saved a checkpoint as of one process.
     _run("train_lm.py", *options, "--resume")
     found, expected = _losses(output), _losses(reference_run[0])
     losses, wanted = ([float(one) for one in (*(row[0] for row in rows), *rows[-1])] for rows in (found, expected))
@@ -222,7 +222,7 @@ def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
 
 
 def run_short_ones(device: str, folder: pathlib.Path) -> tuple[str, str]:
-    """Run the drop-in, with fewer steps, and the own operator on the host NPU; return what they print."""
+    """Run the drop-in example, with fewer steps, and the own operator on the host NPU; return their output."""
     drop_in = folder / "examples/drop_in.py"
     drop_in.parent.mkdir()
     drop_in.write_text((ROOT / "examples/drop_in.py").read_text().replace("= 200, 64, 8,", "= 10, 32, 8,"))
@@ -242,8 +242,8 @@ def short_ones(tmp_path_factory):
 
 
 def test_the_first_example_launches_canns_operators_on_the_host_npu(short_ones):
-    # In a step the backward passes of the embedding and of two losses, three operators of the cross entropy, and one of
-    # the optimizer for each of eight parameters; and the cross entropy of two evaluations, without gradients.
+    # In a step: the backward passes of the embedding and two losses, three operators of the cross entropy, and the
+    # optimizer's for each of eight parameters; and the cross entropy of two evaluations without gradients.
     drop_in, _ = short_ones
     assert "Shown: 10 steps on npu" in drop_in and f"; {10 * (3 + 3 + 8) + 2 * 2} operators of CANN" in drop_in
 
@@ -295,5 +295,5 @@ def test_the_digits_with_lightning_beat_their_baseline_and_resume_from_the_check
 @pytest.mark.exhaustive
 def test_shards_of_two_processes_learn_and_their_averages_are_swapped_in_and_out(output):
     printed = _run("fsdp2.py", "--steps", "30", "--width", "32", "--output", output, ranks=2)
-    assert printed.count("Shown: 30 steps bring the validation loss from ") == 1  # one process prints
+    assert printed.count("Shown: 30 steps bring the validation loss from ") == 1  # only one process prints
     assert printed.endswith("; after the swap the weights are what they were.\n")

@@ -1,4 +1,4 @@
-"""Files that the package and the examples write: all of them or nothing, with the user's umask."""
+"""Files that the package and the examples write: atomically, with the user's umask."""
 
 import io
 import os
@@ -29,7 +29,7 @@ WRITERS = {
 
 @pytest.fixture(params=WRITERS)
 def writer(request, tmp_path):
-    """What writes a file, and the file, which has older contents."""
+    """A function that writes a file, and the file, which has older contents."""
     path = tmp_path / request.param
     path.write_bytes(b"old")
     return WRITERS[request.param], path

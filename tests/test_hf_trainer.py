@@ -28,7 +28,7 @@ def _rows():
 
 
 class Recorded(Trainer):
-    """A trainer that keeps the losses of its training steps."""
+    """A trainer that records the losses of its training steps."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -102,7 +102,7 @@ def test_weights_are_restored_if_an_evaluation_fails(trained):
     with pytest.raises(TypeError):
         trained.evaluate([object()])
     assert all(map(torch.equal, trained.model.parameters(), weights))
-    trained.optimizer.state_dict()  # which raises while the model holds its averages
+    trained.optimizer.state_dict()  # raises while the model holds its averages
 
 
 def test_a_checkpoint_has_the_model_with_averaged_weights(trained):
@@ -300,7 +300,7 @@ def test_a_checkpoint_has_the_adapter_with_ema_weights(kind, tmp_path):
 
 @each_kind
 def test_the_best_model_has_the_averages_that_were_evaluated(kind, tmp_path):
-    # By this measure the first evaluation is the best, so that the last averages are others.
+    # By this metric the first evaluation is the best, so the last averages differ.
     measure = {"metric_for_best_model": "loss", "greater_is_better": kind != "prompts"}
     evaluated = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": HALF}
     trainer = trainer_of(kind, tmp_path, **measure, **evaluated)

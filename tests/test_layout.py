@@ -17,7 +17,7 @@ from tests._operator_files import missing, operators
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_aclnn_ops"
 
-# From the bottom to the top; a module of the package that is in no other layer is at the bottom.
+# From the bottom to the top; modules of the package that are in no other layer are at the bottom.
 LAYERS = (
     ("torch_aclnn_ops._autograd",),
     ("torch_aclnn_ops.ops",),
@@ -31,9 +31,9 @@ LAYERS = (
     ),
 )
 
-# Each has a file or a folder in ops/; the others there begin with an underscore.
+# Each has a file or a folder in ops/; other names there begin with an underscore.
 OPERATORS = sorted(path.stem for path in (PACKAGE / "ops").iterdir() if not path.name.startswith("_"))
-# Functions of operators; those that are composed of torch's have names of their own.
+# The functions of operators; compositions of torch's functions have other names.
 FUNCTIONS = [
     name
     for name in functional.__all__
@@ -54,7 +54,7 @@ MODULES = _modules()
 
 
 def _imports() -> dict[str, set[str]]:
-    """Return what each module imports of the package, inside functions too."""
+    """Return the imports of each module within the package, including those inside functions."""
     found = defaultdict(set)
     for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -81,7 +81,7 @@ def test_no_two_modules_import_each_other_not_even_through_others() -> None:
 
 
 def _pairs() -> list[tuple[str, str]]:
-    """Return modules with one that they import."""
+    """Return pairs of a module and one that it imports."""
     return [(name, imported) for name, imports in _imports().items() for imported in imports]
 
 

@@ -1,4 +1,4 @@
-"""Lazy logits: what the logits are to operations of torch, and a loss of them is made without them."""
+"""Lazy logits: they behave like logits in operations of torch, and their loss does not materialize them."""
 
 import copy
 import gc
@@ -303,7 +303,7 @@ def test_logits_have_no_gradient_and_take_no_hooks(name, is_materialized):
     loss = _loss(logits)
     if is_materialized:
         logits.materialize()
-    # torch 2.9 does not ask the inputs of backward for __torch_function__.
+    # torch 2.9 does not call __torch_function__ of backward's inputs.
     is_torchs = name == "backward" and torch.__version__ < (2, 12)
     expected = "inputs have to be Tensors or GradientEdges, but got LazyLogits" if is_torchs else NO_GRADIENT
     with pytest.raises(RuntimeError, match=expected):

@@ -31,7 +31,7 @@ def _hidden(*shape, features=_FEATURES):
 
 
 def _later_rows(head):
-    """A batch of one, of which the head gets the last tokens: a contiguous view that does not begin its storage."""
+    """A batch of one whose last tokens the head gets: a contiguous view that does not begin its storage."""
     logits = head(_hidden(1, 6)[:, 1:])
     return cross_entropy(logits[0, :-1], LABELS[:4])
 
@@ -124,7 +124,7 @@ def test_transforms_of_a_patched_head_are_right(transform):
 
 
 class _Counted(nn.Module):
-    """A parametrization that scales the weight by how often it was computed, as power iterations change it."""
+    """A parametrization that scales the weight by how often it was computed, like power iterations."""
 
     def __init__(self):
         super().__init__()
@@ -204,7 +204,7 @@ LOSSES = {
 def test_the_loss_and_its_gradients_are_those_of_the_logits(loss):
     (found, largest), (expected, _) = _gradients(loss), _gradients(loss, is_patched=False)
     torch.testing.assert_close(found, expected)
-    assert largest <= FEATURES * CLASSES  # a view of the head; with the adapter copied to it there would be more
+    assert largest <= FEATURES * CLASSES  # a view of the head; merging the adapter into a copy would need more
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -273,7 +273,7 @@ def test_a_traced_16_bit_head_that_is_frozen_is_not_copied_to_float32():
 
 
 def test_gradients_of_16_bits_are_added_in_float32():
-    rows, found = 600, []  # 1 added to 256 is 256 in bfloat16
+    rows, found = 600, []  # in bfloat16, 256 + 1 is 256
     for chunk_size in (1, rows):
         head, adapter = _layers(torch.bfloat16, True, chunk_size=chunk_size)
         head.bias.requires_grad_()

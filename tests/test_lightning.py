@@ -14,7 +14,7 @@ BATCHES = 4
 
 
 class Model(LightningModule):
-    """Learns to return zeros, and keeps the losses of its steps."""
+    """Learns to return zeros, and records the losses of its steps."""
 
     def __init__(self, optimizers=1):
         super().__init__()
@@ -72,7 +72,7 @@ def fit(trainer, model, **options):
 
 
 def trained(*callbacks, model=None, **options):
-    """Return a trainer with the callback after its training, and the model."""
+    """Return the trainer with the callback after its training, and the model."""
     trainer = make_trainer(*callbacks, **options)
     return trainer, fit(trainer, Model() if model is None else model)
 
@@ -210,7 +210,7 @@ def test_a_resumed_training_without_the_callback_is_warned_of(tmp_path):
 
 
 class Clipped(Model):
-    """Keeps the norms of the gradients that the optimizer gets, which it clips itself if no trainer does."""
+    """Records the norms of the gradients that the optimizer gets, which it clips itself unless a trainer does."""
 
     def __init__(self, own=False):
         super().__init__()
@@ -249,7 +249,7 @@ def test_weights_are_restored_if_a_validation_fails(error):
         fit(trainer, model)
     assert equal(model.seen[-1], averages_of(trainer, model))
     assert not equal(model.state_dict(), model.seen[-1])
-    trainer.optimizers[0].state_dict()  # which raises while the model holds its averages
+    trainer.optimizers[0].state_dict()  # raises while the model holds its averages
 
 
 def test_a_swap_inside_a_validation_raises():

@@ -55,7 +55,7 @@ def averages_of(model):
 
 
 def trainer(epochs, precision, *callbacks, distributed=False):
-    # What torchrun sets.
+    # The variables that torchrun sets.
     rank = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": WORLD_SIZE}
     os.environ.update({name: str(value) for name, value in rank.items()})
     strategy = ModelParallelStrategy(WORLD_SIZE, 1, save_distributed_checkpoint=distributed)
@@ -70,7 +70,7 @@ def trained(epochs, precision, **options):
 
 
 def train_and_resume(device, folder, precision):
-    """Return what a checkpoint has, what is tested with it, and where a resumed training ends."""
+    """Return the contents of a checkpoint, the test result with it, and the end of a resumed training."""
     path = Path(folder, f"{precision}.ckpt")
     model, one = trained(1, precision)
     one.save_checkpoint(path)

@@ -20,7 +20,7 @@ N, H, C = 4, 2, 5
 
 
 def _in_float32(F, input, *args, **options):
-    """Call torch's function so that it has our one stated difference: a float32 loss for 16-bit inputs."""
+    """Call torch's function with our one stated difference: a float32 loss for 16-bit inputs."""
     loss = F.linear_cross_entropy(input, *args, **options)
     return loss.float() if loss.dtype in HALF_DTYPES else loss
 
@@ -107,7 +107,7 @@ POSITIONS = Case(
 )
 
 
-# So few logits are computed in one chunk, and in 32 and 16 bits by torch's own functions; all cases run in two chunks.
+# So few logits are computed in one chunk, and in 32 and 16 bits by torch's functions; all cases run in two chunks.
 @pytest.mark.every_nth_case(3)
 class TestFewLogits(DropInContract):
     CASES = [*FUSED_CASES, POSITIONS, *CHUNKED_CASES]
@@ -115,7 +115,7 @@ class TestFewLogits(DropInContract):
 
 
 def _in_chunks(case):
-    """Make the same call with chunks of two rows, where the module is ours."""
+    """Make the same call with chunks of two rows if the module is ours."""
 
     def call(F, *tensors):
         return case.call(_TwoRowsAtATime if F is ours else F, *tensors)
@@ -137,7 +137,7 @@ _dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.f
 
 @st.composite
 def calls(draw, batches=None, positions=((), (), (2,), (2, 1))):
-    """Draw the arguments of a call, most right and a few wrong; ``batches`` are shapes of rows that torch lacks."""
+    """Draw the arguments of a call, mostly valid ones; ``batches`` are shapes of rows that torch lacks."""
 
     def rarely(value, *others):
         return draw(st.sampled_from([value] * 12 + list(others)))
@@ -189,7 +189,7 @@ def test_any_call_behaves_like_torchs(call):
     if target.dtype is torch.uint8 and theirs[0] == "raised":
         assume(mine[0] == "raised" and "but found Byte" not in theirs[2])
         return
-    if mine[0] == "returned" and mine[1].dtype in HALF_DTYPES:  # torch's own function took the call
+    if mine[0] == "returned" and mine[1].dtype in HALF_DTYPES:  # torch's own function computed the call
         mine = (mine[0], mine[1].float(), *mine[2:])
     if theirs[2:3] == (torchs.REFUSED,):
         mine = (*mine[:2], torchs.REFUSED, *mine[3:])
@@ -197,12 +197,12 @@ def test_any_call_behaves_like_torchs(call):
         assert head.shape[0] == 0
         return
     if mine[0] == "raised" and re.match("linear_cross_entropy: [a-z_]+ must ", mine[2]):
-        # What torch accepts: a negative label smoothing, a batch of one target, another dtype of a class weight.
+        # Accepted by torch: a negative label smoothing, a batch of one target, another dtype of a class weight.
         is_torchs = options["label_smoothing"] < 0 or (input.dim() == 1 and target.shape == (1,))
         is_torchs |= weight is not None and weight.dtype != head.dtype
         assert theirs[0] == "raised" or is_torchs, (mine, theirs)
         return
-    if mine[1] is IndexError:  # the message begins as torch's
+    if mine[1] is IndexError:  # the message begins like torch's
         mine = (*mine[:2], mine[2].partition(" linear_cross_entropy: ")[0], *mine[3:])
     tolerance = max([torch.finfo(tensor.dtype).eps for tensor in inputs] or [0]) * 64
     assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
@@ -220,7 +220,7 @@ def test_a_target_of_another_shape_raises_torchs_exception(shape, dtype):
 
 
 def test_the_loss_of_many_bfloat16_rows_is_exact():
-    # torch's chunked function adds this loss up in bfloat16 and is off by a tenth or more.
+    # torch's chunked function sums this loss in bfloat16 and is off by a tenth or more.
     make = Maker(torch.bfloat16)
     input, head, target = make.normal(4096, 32), make.normal(2000, 32), make.index(2000, 4096)
     loss = ours.linear_cross_entropy(input, head, target)

@@ -35,7 +35,7 @@ def test_predicted_tokens_are_supported_in_forward_mode(name):
 def test_an_ignored_row_has_no_class_weight():
     input, head, _ = _tensors()
     target, weight = torch.tensor([1, 2, 8, -100, 3, 4]), torch.ones(9)
-    weight[0] = torch.inf  # as one over the frequency of a class that does not occur
+    weight[0] = torch.inf  # like inverse frequencies, for a class that does not occur
     torch.testing.assert_close(
         ours.linear_cross_entropy(input, head, target, weight=weight),
         functional.cross_entropy(input @ head.T, target, weight=weight),
@@ -93,7 +93,7 @@ def test_float32_class_weights_are_supported_for_16_bit_rows(kind, reduction, dt
 def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_every_derivative(kind):
     (input, head, _), weight, call = _tensors(torch.bfloat16), torch.rand(9), partial(_call, kind)
     compiled = torch.compile(lambda *args: call(*args), backend="aot_eager", fullgraph=True)
-    call = partial(call, chunk_size=6)  # as compiled code, which has no case for few logits
+    call = partial(call, chunk_size=6)  # like compiled code, which has no case for few logits
     expected = _loss_and_gradients(call, input, head, weight)
     torch.testing.assert_close(_loss_and_gradients(compiled, input, head, weight), expected)
     tangent = torch.ones_like(head.detach())

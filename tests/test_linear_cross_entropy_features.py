@@ -1,4 +1,4 @@
-"""linear_cross_entropy: what torch's function lacks, against the same losses computed from all logits."""
+"""linear_cross_entropy: features that torch's function lacks, against the same losses computed from all logits."""
 
 import math
 
@@ -16,7 +16,7 @@ N, H, C = 5, 2, 6
 
 
 def _naive(input, head, target, *, shift=0, token_weight=None, **options):
-    """Return what ours does, of all logits; a shift leaves out the last rows and the first labels."""
+    """Compute our loss from all logits; a shift drops the last rows and the first labels."""
     if not shift:
         return _of_rows(input, head, target, token_weight=token_weight, **options)
     factors = None if token_weight is None else token_weight[..., shift:]
@@ -85,7 +85,7 @@ def _function(F):
 
 
 def _call(*names, **options):
-    """Make a call whose tensors are input, head, those of the names, and the target."""
+    """Return a call whose tensors are input, head, the named ones, and the target."""
 
     def call(F, input, head, *others):
         *named, target = others
@@ -95,7 +95,7 @@ def _call(*names, **options):
 
 
 def _joined(*names, **options):
-    """Create a call that sums several outputs, each with different factors."""
+    """Return a call that sums several outputs with different factors."""
 
     def call(F, input, head, target):
         result = _function(F)(input, head, target, outputs=names, **options)
@@ -210,9 +210,9 @@ class TestFeatures(DropInContract):
 
 class TestOutputs(DropInContract):
     CASES = OUTPUT_CASES
-    ROUNDINGS = 8.0  # a call adds up several results, each rounded by itself
+    ROUNDINGS = 8.0  # a call sums several results, each rounded separately
 
-    @pytest.mark.exhaustive  # as that of features
+    @pytest.mark.exhaustive  # as for features
     def test_a_transform_inside_a_compiled_function_equals_one_outside(self, case):
         super().test_a_transform_inside_a_compiled_function_equals_one_outside(case)
 
@@ -264,7 +264,7 @@ def test_a_mean_over_no_rows_is_nan_or_optionally_0_with_zero_gradients(options,
         assert bool(loss.isnan().all()) == (reduction == "mean" and not zero)
         loss.sum().backward()
         assert not input.grad.any() and not head.grad.any()
-        with torch.no_grad():  # which takes another path, without gradients in the forward pass
+        with torch.no_grad():  # uses another path, without gradients in the forward pass
             again = ours.linear_cross_entropy(input, head, target, **given)
         torch.testing.assert_close(again, loss.detach(), equal_nan=True)
 

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: how much it computes and holds, its chunks, and its operators for compiled code."""
+"""linear_cross_entropy: its computation and memory, its chunks, and its operators for compiled code."""
 
 import math
 from functools import partial
@@ -23,7 +23,7 @@ N, H, C = 6, 3, 7
 
 
 class _Products(TorchDispatchMode):
-    """Adds up the multiplications of matrix products, in units of the rows' logits."""
+    """Counts the multiplications of matrix products, in units of the rows' logits."""
 
     def __init__(self, unit):
         super().__init__()
@@ -51,7 +51,7 @@ def _divergence(input, head, target, **options):
     return ours.linear_kl_div(input, head, input.detach(), head.detach().flip(0), target=target, **options)
 
 
-# What is trained, the reduction, and the products of a cross entropy and of a divergence, which has the teacher's.
+# The trained tensors, the reduction, and the products of a cross entropy and of a divergence, which adds the teacher's.
 PRODUCTS = [
     ((True, True), "mean", 3, 4),
     ((True, True), "none", 4, 6),
@@ -86,7 +86,7 @@ def test_ignored_rows_are_skipped(reduction):
 
 
 def test_accumulated_gradients_of_a_retained_graph_are_the_sum():
-    # The first backward hands its tensors to .grad, which the second adds to.
+    # The first backward passes its tensors to .grad, to which the second adds.
     input, head, target = _tensors()
     loss = ours.linear_cross_entropy(input, head, target)
     loss.backward(retain_graph=True)
@@ -127,7 +127,7 @@ def test_a_tangent_of_the_gradients_of_rows_reaches_the_gradients():
 
 
 def test_the_gradient_of_an_upcast_input_is_not_rounded():
-    # Ranks that share a vocabulary add up such gradients.
+    # Ranks that share a vocabulary sum such gradients.
     input, head, target = _tensors(torch.float16)
     wide = input.detach().float().requires_grad_()
     call = Call(wide, head, None, target, gradients=(True, True, False))
@@ -270,7 +270,7 @@ def test_a_tiling_covers_all_rows_within_max_memory(dtype, rows, classes, featur
     ("features", "options", "rows_per_chunk", "held"),
     [
         (1024, {}, 512, 0),  # 512 rows of float32 logits have the size of the gradient
-        (1000, {}, 456, 0),  # 496 in multiples of 8 have room, and five chunks of one size
+        (1000, {}, 456, 0),  # 496 in multiples of 8 fit, in five chunks of one size
         (1024, {"chunk_size": 512}, 512, 0),
         (1024, {"chunk_size": 513}, 513, 513),
     ],

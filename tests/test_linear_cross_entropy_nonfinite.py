@@ -1,4 +1,4 @@
-"""linear_cross_entropy: numbers that are infinite, nan, or near the largest that their dtype has."""
+"""linear_cross_entropy: numbers that are infinite, nan, or close to the largest of their dtype."""
 
 import math
 from functools import partial
@@ -17,7 +17,7 @@ ALL_0 = slice(None), 0
 
 
 def _filled(tensor, *places):
-    """Return a copy with other numbers at some places."""
+    """Return a copy with other numbers at some positions."""
     tensor = tensor.clone()
     for place, value in places:
         tensor[place] = value
@@ -25,13 +25,13 @@ def _filled(tensor, *places):
 
 
 def _head(value, row):
-    """Make the feature 0 of a class a number that every row multiplies by one between 1 and 2."""
+    """Set feature 0 of a class to a number that every row multiplies by a factor between 1 and 2."""
     rows = torch.linspace(1, 2, ROWS)
     return lambda input, head: {"input": _filled(input, (ALL_0, rows)), "head": _filled(head, ((row, 0), value))}
 
 
 def _logits(value):
-    """Make one row's logits this infinity, in all classes."""
+    """Set all logits of one row to this infinity."""
     return lambda input, head: {"input": _filled(input, ((1, 0), value)), "head": _filled(head, (ALL_0, 1))}
 
 
@@ -47,8 +47,8 @@ _bias = partial(_option, "linear_bias", torch.zeros(CLASSES))
 _weight = partial(_option, "weight", torch.ones(CLASSES))
 _probability = partial(_option, "target", torch.full((ROWS, CLASSES), 1 / CLASSES))
 _tokens = partial(_option, "token_weight")
-_COUNTED = slice(ROWS - 1)  # of the rows, and the classes that are their targets
-# What happens to a right call whose last row is ignored.
+_COUNTED = slice(ROWS - 1)  # the rows that are not ignored, and their target classes
+# Changes to a valid call whose last row is ignored.
 CHANGES = {
     "all logits of a row are -inf": _logits(-INF),
     "all logits of a row are inf": _logits(INF),
@@ -72,7 +72,7 @@ CHANGES = {
     "a probability is nan": _probability(((1, 2), NAN)),
     "a probability is inf": _probability(((1, 2), INF)),
 }
-# Nonfinite values in the head propagate through the product with the zeros of an ignored row on an NPU.
+# On an NPU, nonfinite values in the head propagate through the product with the zeros of an ignored row.
 SPREADING = ("one logit is inf", "one logit is -inf", "a target's logit is -inf", "one class of the head is nan")
 COMPILED = ("the bias masks all classes", "all counted class weights are 0", "token weights add up to 0")
 OPTIONS = [
@@ -105,7 +105,7 @@ def torchs(input, head, target, linear_bias=None, token_weight=None, weight=None
 
 
 def loss_and_gradients(function, tensors, options, device="cpu", dtype=torch.float32):
-    """Return the loss and the gradients by input, head and bias."""
+    """Return the loss and the gradients of input, head and bias."""
     options = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
     input, head = (tensor.to(device, dtype).requires_grad_() for tensor in tensors[:2])
     leaves = [input, head]
@@ -127,7 +127,7 @@ def tensors_and_options(change, options, dtype=torch.float32):
 
 
 def assert_nan_where_torchs_are(change, options, device="cpu", dtype=torch.float32, **ways):
-    """Compare with torch; where torch's result is infinite, anything but a finite number does."""
+    """Compare with torch; where torch's result is infinite, ours may be anything that is not finite."""
     tensors, options = tensors_and_options(change, options, dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
     results = loss_and_gradients(ours.linear_cross_entropy, tensors, {**options, **ways}, device, dtype)
@@ -187,7 +187,7 @@ def test_label_smoothing_survives_logits_near_the_largest_number(scale, options)
     assert_smoothing_survives_large_logits(scale, options)
 
 
-# What float32 cannot hold, divided by a temperature or not.
+# Numbers that float32 cannot represent, divided by a temperature or not.
 LARGE_SOFTCAPS = [{"softcap": 1e39}, {"softcap": 1e300}, {"softcap": 3e38, "temperature": 0.5}]
 
 

@@ -74,7 +74,7 @@ def _statistics(make, *shape):
 
 
 def _wide(function):
-    """Make the arguments in float32 where the dtype is a 16-bit one: the statistics are never narrower."""
+    """Create the arguments in float32 for 16-bit dtypes: the statistics are never narrower."""
     return lambda make: function(Maker(make.dtype if make.dtype == torch.float64 else torch.float32))
 
 

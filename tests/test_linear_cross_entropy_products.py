@@ -1,4 +1,4 @@
-"""linear_cross_entropy: its large products on a CPU, which are not torch.mm's."""
+"""linear_cross_entropy: its large products on a CPU, which do not use torch.mm."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from host_npu.testing import run
 from tests._contract import Maker
 from tests._modes import Calls
 
-HAS_UNITS = _cpu_extension.has_bfloat16_units()  # by what the machine has, not by what was built or loaded
+HAS_UNITS = _cpu_extension.has_bfloat16_units()  # determined by the machine, not by the extension
 needs_units = pytest.mark.skipif(not HAS_UNITS, reason="needs a CPU with fast bfloat16 instructions")
 needs_kernel = pytest.mark.skipif(
     _cpu_extension.cpu_capability() != "AVX512" or "avx512_bf16" not in _cpu_extension._first_cpu()["flags"],
@@ -112,7 +112,7 @@ def test_the_logits_kernel_accumulates_in_float32_and_writes_only_its_output(row
     buffer = torch.full((rows, classes + 9), 7.0)
     torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, buffer[:, 4 : 4 + classes])
     truth = input.double() @ weight.double().T
-    # A sum of n numbers in any order is off by n roundings of the sum of their sizes.
+    # A sum of n numbers in any order has an error of at most n roundings of the sum of magnitudes.
     bound = features * torch.finfo(torch.float32).eps * (input.double().abs() @ weight.double().abs().T)
     assert ((buffer[:, 4 : 4 + classes] - truth).abs() <= bound).all()
     assert buffer[:, :4].eq(7).all() and buffer[:, 4 + classes :].eq(7).all()

@@ -34,7 +34,7 @@ HEAD = ("teacher_input", "teacher_weight", "teacher_bias")
 
 
 def _call(*names, **options):
-    """Make a call whose tensors are a student's head and those of the names."""
+    """Return a call whose tensors are a student's head and the named ones."""
 
     def call(functional, input, weight, bias, *tensors):
         given = dict(zip(names, tensors, strict=True))
@@ -187,7 +187,7 @@ def test_other_classes_that_the_student_finds_very_unlikely_have_gradients(diver
     def of_dtype(dtype):
         input, weight, bias = (one.detach().to(dtype).requires_grad_() for one in student())
         some = some_classes(log_probabilities(*head_of_teacher()), 4)
-        # An offset of the bias that all top-k classes of a row share, as one row has.
+        # An offset of the bias shared by all top-k classes of one row.
         indices, values = some[0][:1], some[1][:1].to(dtype)
         shifted = bias.index_add(0, indices[0], torch.full((4,), gap, dtype=dtype))
         loss = loss_of((input[:1], weight, shifted), divergence, {"teacher_top_k": (indices, values)})
@@ -276,7 +276,7 @@ def test_the_teacher_may_have_another_dtype():
 
 
 def test_autocast_rounds_both_heads_and_leaves_results_in_float32():
-    # Thirds, which bfloat16 does not have.
+    # Thirds, which bfloat16 cannot represent.
     heads = [[one.detach() / 3 for one in head] for head in (student(torch.float32), head_of_teacher(torch.float32))]
 
     def results_of(of_student, of_teacher):

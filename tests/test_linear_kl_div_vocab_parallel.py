@@ -1,4 +1,4 @@
-"""linear_kl_div with a vocabulary that is spread over two processes: what differs, compiled code, and DTensors."""
+"""linear_kl_div with a vocabulary sharded over two processes: mismatching calls, compiled code, and DTensors."""
 
 import re
 from functools import partial
@@ -21,12 +21,12 @@ GATHERED = 'full_tensor(grad_placements=[Partial("avg")])'
 
 
 def half(number):
-    """Return the classes, or rows, of this process."""
+    """Return the slice of this process's classes or rows."""
     return slice(0, 5) if dist.get_rank() == 0 else slice(5, number)
 
 
 def second_backward(device):
-    """A graph differentiated twice, and again."""
+    """A graph that is differentiated twice, and then again."""
     (input, weight, _), (rows, head, _), here = student(), head_of_teacher(), half(CLASSES)
     weight = weight.detach()[here].requires_grad_()
     loss = F.linear_kl_div(input, weight, rows, head[here], process_group=dist.group.WORLD)
@@ -37,7 +37,7 @@ def second_backward(device):
 
 
 def different(device, **of_first):
-    """A call of the first process that differs from the others'."""
+    """A call of the first process that differs from the other's."""
     arguments = {"divergence": "forward_kl", "temperature": 1.0, "chunk_size": 4, "reduction": "mean", "rows": ROWS}
     arguments |= {"seed": 0, "target": TARGET, "token_weight": None} | (of_first if dist.get_rank() == 0 else {})
     number, seed = arguments.pop("rows"), arguments.pop("seed")
@@ -56,7 +56,7 @@ def whole_head(device):
 
 
 def compiled(device):
-    """Compiled code that contains the call, and the same in eager mode."""
+    """A call in compiled code, and in eager mode."""
     (input, weight, _), (rows, head, _), here = student(), head_of_teacher(), half(CLASSES)
     options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, CLASSES - 5)}
 
@@ -85,7 +85,7 @@ def shard_with_a_group(device):
 
 
 class Student(torch.nn.Module):
-    """A model that computes the loss of this process's rows, a part of all."""
+    """A model that computes the loss of this process's part of the rows."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +102,7 @@ def _rows_of_this_process():
 
 
 def in_the_forward_pass(device):
-    """A head that FSDP2 has sharded with its model, in whose forward pass the loss is."""
+    """A head that FSDP2 has sharded with its model, with the loss in the model's forward pass."""
     model = fully_shard(Student())
     loss = model()
     loss.backward()
@@ -110,7 +110,7 @@ def in_the_forward_pass(device):
 
 
 def lines_of_the_guide(device):
-    """What docs/losses_on_a_head.md says, with a head that FSDP2 has sharded."""
+    """The code in docs/losses_on_a_head.md, with a head sharded by FSDP2."""
     model = fully_shard(Student())
     names = {"F": F, "model": model, "world_size": dist.get_world_size(), "rows_of_all_ranks": ROWS}
     names |= _rows_of_this_process()

@@ -1,6 +1,6 @@
-"""Every type of language model that transformers has: the loss of the model as it was, and no logits.
+"""Every language model type of transformers: the loss of the original model, without logits.
 
-``python -m tests.test_model_types`` writes to docs/works_with.md what patch_model does to the loss of each.
+``python -m tests.test_model_types`` writes the effect of patch_model on each type's loss to docs/works_with.md.
 """
 
 import copy
@@ -44,7 +44,7 @@ PARAMETERS = 3_000_000
 
 
 def make(kind: str, model_type: str) -> transformers.PreTrainedModel:
-    """Return a model in training mode, always with the same weights, which are so large that softcaps matter."""
+    """Return a model in training mode, always with the same weights, which are large enough for softcaps to matter."""
     torch.manual_seed(0)
     model_class = class_of(kind, model_type)
     config = tiny(model_class.config_class)
@@ -62,12 +62,12 @@ def make(kind: str, model_type: str) -> transformers.PreTrainedModel:
 
 
 def class_of(kind: str, model_type: str) -> type[transformers.PreTrainedModel]:
-    """Return the class of a type's models."""
+    """Return the class of a model type."""
     return getattr(transformers, KINDS[kind][model_type])
 
 
 def batch(kind: str, model_type: str, config: transformers.PretrainedConfig) -> dict[str, torch.Tensor]:
-    """Return tokens, and as labels others or the same, some ignored; and what else a type needs."""
+    """Return tokens, other or the same tokens as labels, some ignored, and further inputs of a type."""
     tokens = torch.randint(3, CLASSES, (BATCH, TOKENS), generator=torch.Generator().manual_seed(0))
     labels = tokens.roll(3, 1) if kind == "seq2seq" else tokens.clone()
     labels[0, 5:9] = -100
@@ -96,7 +96,7 @@ NEEDS_TIMM = "is not tested: the model needs timm"
 NO_LINEAR = "`patch_model` raises: the head is not a linear layer"
 STACKED = "`patch_model` warns: the logits of several heads are stacked before the loss"
 WEIGHTS = "`patch_model` warns: the model multiplies by the head's weights itself, together with others"
-# What a warning says, by the sentence of the page.
+# The text of a warning, by the sentence on the page.
 WARNINGS = {STACKED: "stack needs them", WEIGHTS: "was not called as a linear layer"}
 WITH_LOGITS = {
     ("causal", "gemma3n"): NEEDS_TIMM,
@@ -111,12 +111,12 @@ WITHOUT_LOGITS = [case for case in CASES if case not in WITH_LOGITS]
 
 
 def cases_of(*reasons: str) -> list[tuple[str, str]]:
-    """Return the cases that have one of these reasons."""
+    """Return the cases with one of these reasons."""
     return [case for case, reason in WITH_LOGITS.items() if reason in reasons]
 
 
 def page() -> str:
-    """Return what the page says: how many types there are, and a table of the exceptions."""
+    """Return the text of the page: the number of types, and a table of the exceptions."""
     exceptions = [
         {"model type": f"`{model_type}`", "class": f"`{KINDS[kind][model_type]}`", "its loss": reason}
         for (kind, model_type), reason in WITH_LOGITS.items()
@@ -142,7 +142,7 @@ ALWAYS = {
 
 
 class Logits(TorchDispatchMode):
-    """Sees whether a tensor with memory has the shape of logits of at least half of the tokens."""
+    """Detects tensors in memory with the shape of logits of at least half of the tokens."""
 
     seen = False
 
@@ -164,7 +164,7 @@ def _step(model, inputs):
 def _assert_equal(step, expected):
     torch.testing.assert_close(step.loss, expected.loss, rtol=1e-4, atol=0)
     assert step.gradients.keys() == expected.gradients.keys()
-    # Of a sum that is 0, as a key's bias has it, only rounding is left.
+    # A sum that is 0, as for a key's bias, leaves only rounding errors.
     size = max(one.abs().max() for one in expected.gradients.values())
     for name, wanted in expected.gradients.items():
         assert (step.gradients[name] - wanted).abs().max() <= 1e-4 * max(wanted.abs().max(), 1e-2 * size), name
@@ -187,7 +187,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_model_without_logits(kind, 
     _assert_equal(step, expected)
 
 
-# This one multiplies what an embedding returns in place.
+# This model multiplies the output of an embedding in place.
 @pytest.mark.parametrize(("kind", "model_type"), list(_cases({("causal", "ctrl")})))
 def test_a_model_trains_the_same_with_the_functions_in_torch_s_place(kind, model_type):
     model = make(kind, model_type)

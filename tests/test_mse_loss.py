@@ -1,4 +1,4 @@
-"""mse_loss: the drop-in, its Function and the raw operator; what losses of an input and a target have in common."""
+"""mse_loss: the drop-in, its Function and the raw operator; features shared by losses of an input and a target."""
 
 from functools import partial
 
@@ -117,7 +117,7 @@ def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
 
 
 def test_the_tangent_of_a_mean_over_many_float16_elements():
-    # 2 * 2**-10 / 2**16, the gradient of an element, is 0 in float16.
+    # The gradient of an element, 2 * 2**-10 / 2**16, is 0 in float16.
     input, target, ones = (torch.full((2**16,), number, dtype=torch.float16) for number in (2**-10, 0, 1))
     assert torch.func.jvp(lambda input: ours.mse_loss(input, target), (input,), (ones,))[1] == 2**-9
 
@@ -160,7 +160,7 @@ class TestRawOperator(RawOperatorContract):
 
 
 def test_the_mean_is_over_the_elements_of_self():
-    # aclnnMseLossBackward divides by numel(self), whatever the broadcast shape is.
+    # aclnnMseLossBackward divides by numel(self), whatever the broadcast shape.
     gradient = ops.mse_loss_backward(torch.ones(()), torch.ones(1, 2), torch.zeros(3, 2), 1)
     torch.testing.assert_close(gradient, torch.full((3, 2), 2 / 2))
 

@@ -1,6 +1,6 @@
 """The C++ autograd functions for eager CPU calls, compared with the Python functions that they replace.
 
-Who listens to paths gets the ones in Python.
+With logging of implementations enabled, calls use the Python functions.
 """
 
 import functools
@@ -29,7 +29,7 @@ def _rows(weight, _, indices=_INDICES, **options):
     return ours.embedding(indices.to(weight.device), weight, **options)
 
 
-# Each takes a tensor to train, and a second one.
+# Each takes a tensor to train and a second tensor.
 FUNCTIONS = {
     "mse_loss, none": functools.partial(ours.mse_loss, reduction="none"),
     "mse_loss, mean": ours.mse_loss,
@@ -212,7 +212,7 @@ def test_where_tensors_lie_differs_if_one_of_them_changes(move):
 
 _A, _B, _C = torch.zeros(1), torch.zeros(1), torch.zeros(1)
 _ITEMS = ["a", _A, "b", _B]
-# Containers, what they are compared with, and whether they hold it.
+# Containers, the objects that they are compared with, and whether they hold these.
 COMPARED = {
     "a list": ([[_A, _B]], [_A, _B], True),
     "two": ([[_A], [_B]], [_A, _B], True),
@@ -256,7 +256,7 @@ _ROWS, _HEAD, _CLASSES = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([4, 
 
 @pytest.fixture
 def in_cpp(monkeypatch):
-    """Return a list to which whether C++ takes it is appended, for every call with few logits."""
+    """Return a list that records, for every call with few logits, whether C++ computes it."""
     taken, entry = [], _cpu_extension.few_logits
     monkeypatch.setattr(
         _cpu_extension,

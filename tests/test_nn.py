@@ -18,19 +18,19 @@ LOSS_OPTIONS = ({}, {"reduction": "none"}, {"reduction": "sum"}, {"size_average"
 
 
 def _arguments(function):
-    """The names of the arguments that have no default."""
+    """Return the names of the arguments without a default."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
 
 def _taking(*arguments):
-    """The names of the modules that are made without arguments, and called with these."""
+    """Return the names of modules that are constructed without arguments and called with these."""
     modules = {name: getattr(nn, name) for name in nn.__all__}
     of_call = {name: _arguments(one.forward) for name, one in modules.items() if not _arguments(one.__init__)}
     return [name for name, names in of_call.items() if names == list(arguments)]
 
 
-# Of modules that torch.nn does not have, their functions' tests say what they do.
+# Modules that torch.nn lacks are covered by the tests of their functions.
 DROP_INS = [name for name in nn.__all__ if hasattr(torch.nn, name)]
 
 _MODULES = [
@@ -61,7 +61,7 @@ def test_every_module_is_in_the_table():
 
 @pytest.fixture(params=MODULES, ids=lambda entry: f"{entry[0]}, {', '.join(entry[1])}")
 def pair(request):
-    """The module and torch's own, with the same state."""
+    """Return the module and torch's own, with the same state."""
     name, options, inputs = request.param
     modules, messages = [], []
     for namespace in (nn, torch.nn):
@@ -124,7 +124,7 @@ def test_a_linear_cross_entropy_shows_its_options_and_loads_older_pickles_withou
     assert "softcap=3.0" in repr(module) and "temperature" not in repr(module)
     older = nn.LinearCrossEntropyLoss(4, 9)
     for name in ("softcap", "lse_square_scale", "temperature", "shift", "zero_if_all_ignored", "chunk_size"):
-        del older.__dict__[name]  # as in a pickle from before they were there
+        del older.__dict__[name]  # like a pickle from before these attributes existed
     assert copy.deepcopy(older)(torch.zeros(2, 4), torch.tensor([1, 2])).isfinite()
 
 

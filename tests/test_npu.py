@@ -1,4 +1,4 @@
-"""Runs the tests of tests/npu on the host NPU, in processes with other settings, and what ends or configures one."""
+"""Runs tests/npu on the host NPU in processes with other settings, and tests that end or configure a process."""
 
 import importlib.util
 import logging
@@ -37,7 +37,7 @@ MODES = {
 
 
 def _run(function, *arguments, **settings):
-    """Call a function in a process with two NPUs and these settings, and say how it ended."""
+    """Call a function in a process with two NPUs and these settings, and return its outcome."""
     options = {"devices": 2, "backend": "", "environment": settings, "timeout": 1200}
     [outcome] = outcomes(function, 1, *arguments, device="npu", **options)
     assert outcome.error is None, outcome.error + outcome.output[-5000:]
@@ -53,9 +53,9 @@ def test_everything_on_the_host_npu():
     _run_tests("queue", "tests/npu")
 
 
-def test_launches_and_failures_without_a_queue():  # the exhaustive cases have everything, in every mode
+def test_launches_and_failures_without_a_queue():  # the exhaustive cases test everything in every mode
     files = (f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "invalid_arguments"))
-    # The entries differ before an operator is launched.
+    # The entry points differ only before the launch.
     _run_tests("no queue", *files, "-k", "not _C and not package")
 
 
@@ -67,7 +67,7 @@ def test_a_hundred_thousand_calls_on_the_host_npu():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "queue"])
 def test_everything_without_the_usual_queue(mode):
-    # The leak test is about the extension, not about the queue, and takes the time of all others.
+    # The leak test is about the extension, not about the queue, and takes as long as all others.
     _run_tests(mode, "tests/npu", "--ignore=tests/npu/test_leaks.py")
 
 
@@ -90,10 +90,10 @@ def _backward(one):
 
 
 def _stop_the_queue(one):
-    """Let an operator fail in the queue; return what torch_npu says of it, once."""
+    """Make an operator fail in the queue; return torch_npu's one-time message."""
     torch.npu.synchronize()
     host_npu.fail("aclnnMseLossBackward", status=361001, message="EZ9903: asked for by a test")
-    # torch_npu empties its queue before it notes the failure: a synchronization in between has the host NPU's error.
+    # torch_npu empties its queue before it records the failure: a synchronization in between gets the host NPU's error.
     errors = (_said(partial(_backward, one)) for _ in range(100))
     return next(error for error in errors if "torch_npu's task queue has ended" not in error)
 
@@ -143,13 +143,13 @@ def _fallbacks_after_a_failure(device):
 
 
 def test_the_pytorch_fallback_also_reports_the_stopped_queue():
-    # The package's own message, or the host NPU's, which raises for calls that a device silently ignores.
+    # Either the package's message or the host NPU's, which raises for calls that a device silently ignores.
     for said in _run(_fallbacks_after_a_failure, TASK_QUEUE_ENABLE="1").value:
         assert re.search("torch_npu's (task )?queue has ended", said)
 
 
 def _without_an_operator(device, folder):
-    """Return what is raised, logged and told where CANN's libraries, those of a folder, lack an operator."""
+    """Return what is raised, logged and reported if CANN's libraries, those in a folder, lack an operator."""
     _libraries.FOLDER = folder
     host_npu.enable()
     import torch_npu  # noqa: F401
@@ -164,7 +164,7 @@ def _without_an_operator(device, folder):
 
 
 def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path):
-    # A host NPU whose operators have one name less.
+    # A host NPU whose libraries lack an operator's name.
     shutil.copytree(LIBRARIES, tmp_path / "cann")
     library = tmp_path / "cann" / "libopapi.so"
     content = library.read_bytes()
@@ -199,7 +199,7 @@ def test_a_flattened_step_works_if_torch_npu_is_imported_after_the_optimizer():
 
 
 def _steps_in_float64(device, options):
-    """Return weights and averages where every second step leaves parameters without a gradient."""
+    """Return weights and averages if parameters have no gradient in every second step."""
     model = Weights().to(device)
     optimizer = FusedEmaAdam(model.parameters(), lr=torch.tensor(0.1), **options)
     for step in range(4):
@@ -208,7 +208,7 @@ def _steps_in_float64(device, options):
         for i, (weight, other) in enumerate(zip(model.parameters(), reference.parameters(), strict=True)):
             weight.grad = other.grad.to(device) if (i + step) % 2 else None
         if step == 3:
-            model.weights[1].data.fill_(torch.inf)  # which has no gradient
+            model.weights[1].data.fill_(torch.inf)  # it has no gradient
         optimizer.step()
     return [tensor.detach().cpu() for tensor in (*weights_of(model), *averages_of(model, optimizer))]
 
@@ -219,7 +219,7 @@ def _steps_in_float64(device, options):
         ({}, 1e-14),
         ({"ema_decay": 0.3, "flatten": True}, 1e-14),
         ({"ema_decay": 1.0}, 1e-14),
-        ({"ema_warmup": "ratio"}, 1e-7),  # the decays of steps on a device are in float32
+        ({"ema_warmup": "ratio"}, 1e-7),  # decays of steps on a device are float32
     ],
     ids=str,
 )
@@ -247,7 +247,7 @@ def test_the_signatures_are_compared_with_canns_headers_if_installed(tmp_path):
     headers = ROOT / "host-npu" / "host_npu" / "_lib" / "include"
     flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
     others = _torch_npu.library().parents[1] / "include"
-    # Where the headers of the ABI are that torch_npu's include, depends on its version.
+    # The location of the ABI headers that torch_npu includes depends on its version.
     folders = [others, others / "third_party" / "acl" / "inc"]
     includes = ["-I", str(headers), *(f"-isystem{folder}" for folder in folders)]
     source = tmp_path / "check.cpp"
@@ -265,7 +265,7 @@ def test_the_signatures_are_compared_with_canns_headers_if_installed(tmp_path):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path):
-    # In a program without torch_npu, whose own search would come first.
+    # In a program without torch_npu, whose own search would take precedence.
     source, program, torch_folder = tmp_path / "search.cpp", tmp_path / "search", Path(torch.__file__).parent
     source.write_text(
         """

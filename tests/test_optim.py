@@ -1,4 +1,4 @@
-"""FusedEmaAdam equals AdamW, or Adam, and the EMA of swa_utils, by all of its kernels."""
+"""FusedEmaAdam equals AdamW, or Adam, and the EMA of swa_utils, with all of its kernels."""
 
 import copy
 import functools
@@ -44,7 +44,7 @@ TORCH_OPTIONS = {
 
 STEPS = 200
 OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
-# After 200 steps of size lr float64 agrees to 1e-12; float32 has 29 bits less.
+# After 200 steps of size lr, float64 agrees to 1e-12; float32 has 29 bits less.
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
@@ -81,7 +81,7 @@ def test_200_steps_equal_torchs_and_the_average_equals_swa_utils(dtype, name, ca
 
 @pytest.mark.usefixtures("path")
 def test_200_steps_of_bfloat16_parameters_equal_rounded_float32_parameters():
-    # The gradients depend on the rounded weights, so the runs drift apart, by less than the weights are rounded.
+    # The gradients depend on the rounded weights, so the runs diverge, by less than the rounding of the weights.
     model = Weights(torch.bfloat16)
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, weight_decay=1e-2, ema_decay=0.99, ema_start_step=1)
     wide = Weights(torch.bfloat16).float()
@@ -166,7 +166,7 @@ LAYOUTS = {
 }
 
 
-# torch's kernels take tensors in the order of memory, whatever their strides are.
+# torch's kernels process tensors in memory order, whatever their strides.
 @pytest.mark.parametrize(
     "of_weight, of_gradient",
     [
@@ -225,7 +225,7 @@ def test_dtypes_may_differ_between_the_parameters_of_a_group():
 
 
 def test_a_step_reads_no_value_from_the_device():
-    # Tensors on the meta device have no values, so to ask for one raises.
+    # Tensors on the meta device have no values, so reading one raises.
     weight = nn.Parameter(torch.empty(3, device="meta"))
     optimizer = FusedEmaAdam([weight])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""FusedEmaAdam: when an average moves, also without a gradient, how it starts anew, and how to get it out."""
+"""FusedEmaAdam: when an average moves, also without a gradient, how it restarts, and how to export it."""
 
 import copy
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def power(decay, n, gamma=1.0, exponent=2 / 3):
     return min(decay, 1 - (1 + n / gamma) ** -exponent)
 
 
-# The decays of the steps from the first on.
+# The decays of the first steps.
 SCHEDULES = {
     "constant": ({}, [0.6] * 9),
     "ratio": ({"ema_warmup": "ratio"}, [ratio(0.6, n) for n in range(1, 10)]),
@@ -80,7 +80,7 @@ def test_decays_computed_on_a_device_follow_the_schedule(options, decays):
 
 
 class Network(nn.Module):
-    """Has a buffer, tied weights, and a parameter that no gradient reaches."""
+    """Has a buffer, tied weights, and a parameter without a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -187,7 +187,7 @@ def test_a_swap_inside_autocast_uses_no_weights_that_were_cast_before_it():
     network, optimizer = trained_network()
     layer, rows = network.first, torch.ones(2, network.first.in_features)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = layer(rows)  # autocast keeps the cast weights until the end of its block
+        weights = layer(rows)  # autocast caches the cast weights until the end of its block
         with optimizer.swap_ema_params():
             averages = layer(rows)
         assert torch.equal(layer(rows), weights)
@@ -196,7 +196,7 @@ def test_a_swap_inside_autocast_uses_no_weights_that_were_cast_before_it():
     assert not torch.equal(averages, weights)
 
 
-# Compiled always, one of each kind; compilation takes a hundred times the steps.
+# One of each kind is always compiled; compilation takes a hundred times as long as the steps.
 COMPILED = ("late ratio", "every third")
 
 
@@ -326,7 +326,7 @@ def test_a_step_skipped_by_a_scaler_updates_no_average(flatten):
 def test_reset_averages_start_from_the_weights(dtype, flatten):
     model, optimizer = trained(dtype, lr=0.1, ema_decay=0.9999, flatten=flatten)
     with torch.no_grad():
-        next(model.parameters()).fill_(3.0)  # by somebody else, so its master has to follow
+        next(model.parameters()).fill_(3.0)  # by other code, so its master has to follow
     steps = [int(state["step"]) for state in optimizer.state.values()]
     optimizer.reset_ema_params()
     states = [optimizer.state[weight] for weight in model.parameters()]

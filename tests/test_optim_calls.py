@@ -1,4 +1,4 @@
-"""FusedEmaAdam: calls in a swap, in the closure of a step, in threads, before a gradient, and of fused_ema_adam."""
+"""FusedEmaAdam: calls in a swap, in a step's closure, in threads, before a gradient, and of fused_ema_adam."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ from tests._optim import (
 
 
 def in_a_thread(call):
-    """Return the exception of a call in another thread, after its end."""
+    """Return the exception of a call in another thread, after it has ended."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).exception()
 
@@ -66,7 +66,7 @@ def test_a_closure_may_read_and_save_states(call):
 
 
 def test_a_closure_may_swap_the_averages_in_and_out():
-    # As a training step does whose targets come from the averaged model.
+    # Like a training step whose targets come from the averaged model.
     (model, optimizer), (other, expected) = trained(), trained()
 
     def closure():

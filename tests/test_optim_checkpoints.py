@@ -1,4 +1,4 @@
-"""FusedEmaAdam: training resumes from its checkpoints, by names of parameters, and with weights that are loaded."""
+"""FusedEmaAdam: training resumes from its checkpoints, by parameter names, and with loaded weights."""
 
 import copy
 import io
@@ -118,7 +118,7 @@ def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_ke
 def test_16_bit_weights_that_are_loaded_into_the_state_dict_of_dtensors_and_then_into_the_model_are_kept(
     mesh_of_one, tmp_path
 ):
-    # The state dict's tensors share the memory of the parameters, but not their version counters.
+    # The state dict's tensors share the parameters' memory, but not their version counters.
     model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
     model.weight = nn.Parameter(distribute_tensor(torch.ones_like(model.weight), mesh_of_one))
     optimizer = FusedEmaAdam(model.parameters(), lr=0.0, ema_decay=0.0)

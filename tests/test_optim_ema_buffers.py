@@ -55,7 +55,7 @@ def test_they_are_those_of_averaged_model(flatten):
     optimizer = optimizer_of(model, ema_start_step=1, flatten=flatten)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     train(model, optimizer.step, 5, lambda: averaged.update_parameters(model))
-    # AveragedModel rounds an average of num_batches_tracked, which is copied here.
+    # AveragedModel averages and rounds num_batches_tracked, which is copied here.
     assert_same(optimizer.ema_state_dict(model), {**averaged.module.state_dict(), COUNT: torch.tensor(5)})
 
 
@@ -86,7 +86,7 @@ def test_a_compiled_step_updates_them():
     train(models[0], optimizers[0].step, 3)
     train(models[1], torch.compile(optimizers[1].step, fullgraph=True, backend="eager"), 3)
     averages = [optimizer.state_dict()["ema_buffers"] for optimizer in optimizers]
-    # The bias before batch norm has a gradient of rounding errors, which Adam scales up.
+    # The gradient of the bias before batch norm is only rounding errors, which Adam scales up.
     torch.testing.assert_close(*averages, rtol=1e-7, atol=1e-7)
     assert not torch.equal(averages[1][MEAN], models[1][1].running_mean)
 
@@ -166,7 +166,7 @@ def test_a_state_without_them_warns_and_they_start_from_the_buffers():
     with warnings.catch_warnings(action="error"):  # a state from before the first step is complete
         optimizer_of(model).load_state_dict(optimizer_of(model).state_dict())
     state = optimizer.state_dict()
-    del state["ema_buffers"]  # as torch.distributed.checkpoint.state_dict does
+    del state["ema_buffers"]  # like torch.distributed.checkpoint.state_dict
     with pytest.warns(UserWarning, match="no 'ema_buffers'"):
         optimizer.load_state_dict(state)
     assert torch.equal(optimizer.ema_state_dict(model)[MEAN], model[1].running_mean)

@@ -25,7 +25,7 @@ from tests._optim import (
 
 
 def both(dtype=torch.float32, **options):
-    """Return a flattened pair of model and optimizer before the first step, and another pair that is not."""
+    """Return a flattened pair of model and optimizer before the first step, and a pair that is not flattened."""
     return [trained(dtype, 0, **options, flatten=flag) for flag in (True, False)]
 
 
@@ -275,7 +275,7 @@ def _add_group(model, optimizer):
 
 
 def _send_to_a_process(model, optimizer):
-    """Do what a queue of torch.multiprocessing does: move the memory of the tensors that it sends."""
+    """Move the memory of sent tensors, like a queue of torch.multiprocessing."""
     for tensor in model.state_dict().values():
         tensor.share_memory_()
 

@@ -1,4 +1,4 @@
-"""FusedEmaAdam: parameters that share memory, that are replaced, or that have another shape than their states."""
+"""FusedEmaAdam: parameters that share memory, that are replaced, or whose shape differs from their states'."""
 
 import copy
 import re
@@ -32,7 +32,7 @@ each_storage = pytest.mark.parametrize(
 )
 
 
-# Views of a matrix; others are random, below.
+# Views of a matrix; random views are below.
 SHARED = {
     "another dtype": (lambda x: x[1:], lambda x: x.view(torch.bfloat16)[:2, 1:]),
     "by DLPack": (lambda x: x, lambda x: torch.from_dlpack(x[1:2])),
@@ -221,7 +221,7 @@ def test_states_that_are_all_deleted_start_again_in_every_group(flatten):
     weights = [nn.Parameter(torch.ones(64)) for _ in range(2)]
     optimizer = FusedEmaAdam([{"params": [weight]} for weight in weights], flatten=flatten, **SETTINGS)
     step_with(optimizer)
-    optimizer.load_state_dict(optimizer.state_dict())  # so that all states are there when those of a group are cached
+    optimizer.load_state_dict(optimizer.state_dict())  # so that all states exist when a group's are cached
     step_with(optimizer)
     optimizer.state.clear()
     step_with(optimizer)
@@ -268,7 +268,7 @@ REPLACED = {
 @each_storage
 @pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
 def test_data_of_the_same_shape_may_be_replaced(replace, dtype, master_weights, flatten):
-    # As if it were written to the parameter.
+    # Like a write to the parameter.
     results = []
     for is_replaced in (True, False):
         generator = torch.Generator().manual_seed(0)

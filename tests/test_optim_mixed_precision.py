@@ -1,4 +1,4 @@
-"""FusedEmaAdam with 16-bit parameters and scaled gradients: float32 states, and steps that are skipped."""
+"""FusedEmaAdam with 16-bit parameters and scaled gradients: float32 states, and skipped steps."""
 
 import copy
 from contextlib import nullcontext
@@ -70,7 +70,7 @@ def test_a_step_that_inductor_compiles_keeps_the_precision_of_the_master_weights
             step()
         masters += [optimizer.state[weight][name] for name in ("master_params", "ema_params")]
     assert_all_close(masters[:2], masters[2:], 1e-6)
-    assert masters[0][0] < 1 - 19e-4  # the weights move by less than their rounding in each step
+    assert masters[0][0] < 1 - 19e-4  # in each step, the weights move by less than their rounding
 
 
 @each_flatten
@@ -112,7 +112,7 @@ def test_a_write_through_data_is_overwritten(dtype, flatten):
 
 
 def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
-    """Train under a GradScaler; some steps have an infinite gradient. Return the optimizer and the other steps."""
+    """Train under a GradScaler with an infinite gradient in some steps. Return the optimizer and the other steps."""
     model, optimizer = trained(dtype, 0, **options, flatten=flatten)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
     count = 0
@@ -192,7 +192,7 @@ def test_a_scaled_step_without_any_gradient_updates_the_averages(flatten):
     expected = (weight + optimizer.state[weight]["ema_params"]).detach() / 2
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
-    scaler.step(optimizer)  # without a gradient there is no tensor in found_inf
+    scaler.step(optimizer)  # without a gradient, found_inf has no tensor
     torch.testing.assert_close(optimizer.state[weight]["ema_params"], expected)
 
 

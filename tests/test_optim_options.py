@@ -27,7 +27,7 @@ from tests._optim import (
     weights_of,
 )
 
-# Keys of parameter groups that torch's schedulers and other libraries add, or that programs choose.
+# Parameter group keys that torch's schedulers and other libraries add, or that programs choose.
 KEYS = "initial_lr max_lr swa_lr base_momentum name names lr_scale wd_mult no_decay wd rho beta3 step ema_dcay".split()
 LACKING = ("foreach", "fused", "capturable", "amsgrad", "differentiable")
 

@@ -106,7 +106,7 @@ def test_averages_of_version_0_2_that_kept_the_options_of_torch_are_loaded():
     assert_all_equal(states_of(resumed), states_of(optimizer))
 
 
-# Some options of each, and what it lacks; of Adamax, NAdam and RAdam the moments and most options are those of Adam.
+# Some options of each, and what it lacks; the moments and most options of Adamax, NAdam and RAdam are Adam's.
 OTHERS = {
     "SGD": ({"momentum": 0.9}, "betas, eps, amsgrad"),
     "ASGD": ({}, "betas, eps, amsgrad"),
@@ -142,7 +142,7 @@ def test_what_is_no_state_dict_is_not_converted(value, what):
 
 
 def mindspeeds_state_dict(optimizer):
-    """Write the layout out: the step of a group is an int64 tensor, and a state has no step."""
+    """Return the state dict in MindSpeed's layout: a group's step is an int64 tensor, and states have no step."""
     contents = copy.deepcopy(optimizer.state_dict())
     steps = {int(state.pop("step")) for state in contents["state"].values()}
     (step,) = steps
@@ -208,7 +208,7 @@ def test_torch_distributed_checkpoint_restores_all_states_of_a_new_optimizer(dty
 
 
 def torch_needs_all_states():
-    """Return whether torch's function raises for a flattened state dict that lacks a state, as torch 2.9's does."""
+    """Return whether torch's function raises for a flattened state dict that lacks a state, as in torch 2.9."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     model(torch.ones(1)).backward()
@@ -238,7 +238,7 @@ def test_a_flattened_state_dict_loads_the_states_that_it_has(has_all):
     train(other, resumed, [3])
 
 
-LONG = 2**24 + 5  # steps, which float32 does not hold
+LONG = 2**24 + 5  # a number of steps that float32 cannot represent
 
 
 def trained_for_long(**options):

@@ -1,4 +1,4 @@
-"""FusedEmaAdam.load_state_dict: what is refused, or fails midway, changes nothing; unusual state dicts are loaded."""
+"""FusedEmaAdam.load_state_dict: a refused or failed load changes nothing; unusual state dicts are loaded."""
 
 import copy
 import itertools
@@ -43,7 +43,7 @@ class Run:
         return contents_of(self.optimizer)
 
     def objects(self):
-        """The objects themselves: what is unchanged is also not replaced."""
+        """Return the objects themselves, which must not be replaced either."""
         optimizer = self.optimizer
         states = [item for state in optimizer.state.values() for item in state.items()]
         groups = [item for group in optimizer.param_groups for item in group.items()]
@@ -55,7 +55,7 @@ def are_identical(first, second):
 
 
 def checkpoint_of(configuration="masters flat"):
-    """Another run's state dict."""
+    """Return another run's state dict."""
     return copy.deepcopy(Run(configuration, 7, seed=1, lr=0.5, eps=1e-6).optimizer.state_dict())
 
 
@@ -102,7 +102,7 @@ REFUSED = {
     "on meta": (state(exp_avg=torch.ones(3, device="meta")), f"{MOMENT}real dense Tensor of [3] on meta"),
     "integers": (state(exp_avg=torch.ones(3).long()), f"{MOMENT}torch.int64 dense Tensor of [3]"),
     "sparse": (state(exp_avg=torch.ones(3).to_sparse()), f"{MOMENT}real torch.sparse_coo Tensor of [3]"),
-    # The rules of all options: test_optim_options.py and test_optim_averages.py.
+    # test_optim_options.py and test_optim_averages.py test the rules of all options.
     "an invalid option": (option(lr=-1.0), "in group 1, lr must be at least 0 and finite, but it is -1.0"),
     "an option of another type": (option(eps="1"), "in group 1, eps must be a number, but it is '1'"),
     "amsgrad": (option(amsgrad=True), "amsgrad of group 1 must be False, but it is True"),
@@ -212,7 +212,7 @@ def test_a_failing_operator_while_loading_leaves_the_optimizer_unchanged(configu
 
 
 def _interrupted_at(nth, action):
-    """Let Ctrl-C come before the n-th line; return whether it came."""
+    """Raise KeyboardInterrupt before the n-th line; return whether it was raised."""
     left = nth
 
     def trace(frame, *_):
@@ -253,7 +253,7 @@ def test_an_interrupt_at_any_line_of_a_load_leaves_the_old_state_or_the_new_one(
 
 
 def _sharded(contents, mesh, dim):
-    """Make DTensors of all tensors but steps and scalars."""
+    """Return the contents with DTensors in place of all tensors except steps and scalars."""
     shard = partial(distribute_tensor, device_mesh=mesh, placements=[Shard(dim)])
     return tree_map_only(torch.Tensor, lambda value: shard(value) if value.dim() else value, contents)
 

@@ -1,4 +1,4 @@
-"""Averages of a model that FSDP has sharded: swapped in, exported and written, in 4 processes."""
+"""Averages of a model sharded by FSDP: swapped in, exported and written, in 4 processes."""
 
 import re
 from functools import cache
@@ -12,7 +12,7 @@ from tests import _optim_sharded as cases
 from tests._distributed import DEVICES, selected
 
 SIZE = 4
-# On NPUs, one of each kind, those that concern the host's memory, and collectives of two groups.
+# On NPUs: one of each kind, those that affect host memory, and collectives of two groups.
 ALWAYS_ON_NPUS = (*models.OF_EACH_KIND, "CPU offload", models.OFFLOADED_FSDP1, "FSDP and TP")
 ON_EACH_DEVICE = [
     pytest.param(device, name, marks=pytest.mark.exhaustive if device == "npu" and name not in ALWAYS_ON_NPUS else ())
@@ -87,7 +87,7 @@ def test_a_swap_inside_a_forward_pass_raises_and_changes_nothing(device, flavour
     ("device", "case", "expected"),
     [
         ("cpu", "compiled", "weights"),
-        pytest.param("npu", "compiled", "weights", marks=pytest.mark.exhaustive),  # it takes half of the time
+        pytest.param("npu", "compiled", "weights", marks=pytest.mark.exhaustive),  # takes half of the time
         *((device, "resumed from AdamW", "weights after a step") for device in DEVICES),
     ],
 )

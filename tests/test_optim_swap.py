@@ -1,4 +1,4 @@
-"""FusedEmaAdam: parameters hold their averages inside a swap and their weights afterwards; what a failing step says."""
+"""FusedEmaAdam: parameters hold averages inside a swap and weights afterwards; messages of failing steps."""
 
 import itertools
 
@@ -170,7 +170,7 @@ def notes_of(caught):
 
 
 def groups(steps=1, **options):
-    """Return an optimizer in front of another step, of two groups that are updated one after the other."""
+    """Return an optimizer before another step, with two groups that are updated one after the other."""
     weights = [nn.Parameter(torch.full((3,), float(i))) for i in range(4)]
     optimizer = FusedEmaAdam([{"params": weights[:3]}, {"params": weights[3:]}], **{**SETTINGS, **options})
     for weight in weights:
@@ -217,7 +217,7 @@ def test_the_function_says_it_too():
 
 
 def test_weights_are_restored_without_allocating_memory():
-    # Nothing is allocated on the way out of a swap of parameters of float32.
+    # Leaving a swap of float32 parameters allocates nothing.
     _, optimizer = groups()
     mode = FailOperators(0, 0)
     with unchanged(optimizer):

@@ -30,7 +30,7 @@ FEATURES = {
     "tensor lr": "learning rate in a tensor, changed in-place",
     "GradScaler": "`torch.amp.GradScaler`, with a skipped step",
 }
-# The number of processes that train; of those that resume from their checkpoint, and how these are distributed.
+# The numbers of processes that train and that resume from their checkpoint, and the distribution of the latter.
 WAYS = {
     "one process": (1, 2, "DDP"),
     "DDP": (2, 3, "DDP"),
@@ -43,12 +43,12 @@ ACTIONS = ("train", "evaluate averages", "save and resume", RESUME, "averages fi
 
 
 class Outcome(NamedTuple):
-    """What becomes of a cell.
+    """The expected outcome of a cell.
 
     Attributes:
-        mark: what the page shows.
-        words: what the message of the error contains; empty where the result is right.
-        note: what the page says below the table.
+        mark: The mark on the page.
+        words: The expected part of the error message; empty if the result is right.
+        note: The note below the table on the page.
     """
 
     mark: str
@@ -68,13 +68,13 @@ class Cell(NamedTuple):
 
     @property
     def is_representative(self) -> bool:
-        """Whether it always runs: one in eight, with every feature, every way and every action."""
+        """Return whether it always runs: one in eight, with every feature, every way and every action."""
         features, ways = list(FEATURES), list(WAYS)
         return (features.index(self.feature) + 3 * ways.index(self.way) + ACTIONS.index(self.action)) % 8 == 0
 
     @property
     def outcome(self) -> Outcome:
-        """What is to become of it."""
+        """Return the expected outcome."""
         return next((outcome for holds, outcome in _EXCEPTIONS if holds(self)), RIGHT)
 
 
@@ -131,15 +131,15 @@ def page() -> str:
 
 
 def _marks(feature: str, way: str) -> str:
-    """Return what becomes of the actions, in the order of their list, without repetitions."""
+    """Return the marks of the actions, in the order of their list, without repetitions."""
     return ", ".join(dict.fromkeys(Cell(feature, way, action).outcome.mark for action in ACTIONS))
 
 
-# Gradients depend on the order of summation: in float32 by some units in the last place of weights below 0.5. In
-# bfloat16 each process rounds its gradient, of about 1, to 8 bits, and so does their sum: by 2**-9 each time, which
-# with eps=1 moves a weight by lr times as much in a step.
+# Gradients depend on the order of summation: in float32 by some ulps of weights below 0.5. In bfloat16 each process
+# rounds its gradient, of about 1, to 8 bits, and the sum is rounded again: by 2**-9 each time, which with eps=1 moves a
+# weight by lr times as much in a step.
 TOLERANCES = {"float32": 1e-6, "bfloat16": reference.STEPS * reference.OPTIONS["lr"] * 2 * 2**-9}
-BFLOAT16_UNIT = 2**-9  # between neighbours from 1/4 to 1/2, where the largest weights and outputs are
+BFLOAT16_UNIT = 2**-9  # the spacing from 1/4 to 1/2, where the largest weights and outputs are
 FUNCTIONS = {
     "train": "train",
     "evaluate averages": "evaluate_averages",
@@ -162,7 +162,7 @@ def _cases():
 
 @pytest.fixture(scope="module")
 def results_of(request, tmp_path_factory):
-    """Return a function that runs the selected cells of a way that resume on other ranks, or the others."""
+    """Return a function that runs the selected cells of a way: those that resume on other ranks, or the others."""
     selected = [
         (item.callspec.params["device"], item.callspec.params["cell"])
         for item in request.session.items

@@ -1,4 +1,4 @@
-"""Importing the package, and what the doctor finds, with torch_npu absent, without CANN, and with it."""
+"""Importing the package, and the doctor's findings, with torch_npu absent, without CANN, and with it."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from tests._children import run_code
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# It raises as the real one does where it cannot be loaded.
+# Raises like the real torch_npu when it cannot be loaded.
 _BROKEN = 'raise ImportError("libhccl.so: cannot open shared object file")'
 _LOADABLE = """
 import torch, types
@@ -24,16 +24,16 @@ torch.npu = types.SimpleNamespace(device_count=lambda: 0)
 print("imported")
 def _autoload(): print("autoloaded")
 """
-# Lets CANN's libraries be found.
+# Makes CANN's libraries loadable.
 _WITH_CANN = """
 import ctypes
 load = ctypes.CDLL
 cann = ("libacl", "libascendcl", "libhccl", "libge_", "libgraph")
 ctypes.CDLL = lambda name, *args, **options: None if str(name).startswith(cann) else load(name, *args, **options)
 """
-# Lets torch_npu not be found, nor by torch.
+# Hides torch_npu, also from torch.
 _NOT_INSTALLED = "import os, sys; sys.modules['torch_npu'] = None; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
-# The source of a torch_npu 1.0, code that comes before the import, and settings.
+# The source of a torch_npu 1.0, code that runs before the import, and settings.
 INSTALLATIONS = {
     "no CANN": (_BROKEN, "", {}),
     "no CANN, not loaded by torch": (_BROKEN, "", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
@@ -43,7 +43,7 @@ INSTALLATIONS = {
     "disabled": (_LOADABLE, "", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LD_LIBRARY_PATH": "{folder}"}),
 }
 _DEFAULT = ("no CANN", "no torch_npu", "disabled")
-# What a program finds.
+# Reports what a program finds.
 _PROGRAM = """
 import contextlib, importlib.util, io, json, os, sys
 autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
@@ -67,7 +67,7 @@ print(json.dumps(facts | {row["what"]: row for row in json.loads(report.getvalue
 
 
 def _install(folder: pathlib.Path, source: str) -> None:
-    """Install a torch_npu, as a device backend that torch loads automatically."""
+    """Install a torch_npu as a device backend that torch loads automatically."""
     (folder / "torch_npu.py").write_text(source)
     metadata = folder / "torch_npu-1.0.dist-info"
     metadata.mkdir()
@@ -77,7 +77,7 @@ def _install(folder: pathlib.Path, source: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return a function that returns what a program finds in an installation, and what it says before."""
+    """Return a function that returns a program's report in an installation, and its earlier output."""
 
     @cache
     def of(name):
@@ -96,7 +96,7 @@ def found(tmp_path_factory):
 
 
 def each(*names):
-    """Run a test for installations; those that are not usual are exhaustive."""
+    """Parametrize a test with installations; unusual ones are exhaustive."""
     marks = {name: () if name in _DEFAULT else (pytest.mark.exhaustive,) for name in names}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
 
@@ -127,7 +127,7 @@ def test_torch_npu_is_not_loaded_if_autoload_is_disabled(found):
 
 
 _HOW = _installation.how_to_install(torch.__version__)
-# What the doctor finds in an installation, and its remedy.
+# The doctor's finding in an installation, and its remedy.
 FINDINGS = [
     ("no CANN", "CANN", "not found", "for real NPUs: install CANN and source its set_env.sh"),
     ("no CANN", "NPU", "none: torch_npu is installed, but CANN is not: libascendcl.so", ...),

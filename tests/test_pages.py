@@ -1,4 +1,4 @@
-"""The documentation: its code runs, its links lead somewhere, and it names what there is."""
+"""The documentation: its code runs, its links resolve, and the names in it exist."""
 
 import importlib
 import re
@@ -20,12 +20,12 @@ from tests.test_nn import DROP_INS
 ALL_BLOCKS = [block for page in PAGES for block in blocks(name_of(page))]
 RUN = ("python", "pycon", "diff")
 SHOWN = ("sh", "text", "yaml", "math", "cpp", "md")
-# Whose blocks are the files of an operator, which another test applies.
+# The page whose blocks are the files of an operator; another test applies it.
 TUTORIAL = "docs/add_an_operator.md"
-# Their tests are test_add_an_operator.py and the host NPU's test_distributed_page.py, test_testing_page.py and
+# Tested by test_add_an_operator.py and the host NPU's test_distributed_page.py, test_testing_page.py and
 # test_extensions_page.py.
 PAGES_OF_FILES = {TUTORIAL, *(f"host-npu/docs/{name}.md" for name in ("distributed", "testing"))}
-# What a test with several processes runs.
+# Blocks that a test with several processes runs.
 ELSEWHERE = "on every rank, after fully_shard"
 RUNNING_PAGES = sorted(
     {block.page for block in ALL_BLOCKS if block.language in RUN and block.title != ON_NPU} - PAGES_OF_FILES
@@ -167,7 +167,7 @@ def test_the_pages_name_every_function_module_and_operator():
 
 
 def _named(pattern):
-    """Return what the pages name, except for the changelog, which also names what was removed."""
+    """Return the names in the pages, except in the changelog, which also names removed features."""
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
     return sorted({found for page in pages for found in re.findall(pattern, page.read_text())})
 

@@ -1,4 +1,4 @@
-"""patch: torch's functions replaced for a while, and as they were after the last patch."""
+"""patch: torch's functions are replaced temporarily, and restored by the last patch."""
 
 import copy
 import inspect

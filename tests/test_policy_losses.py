@@ -1,4 +1,4 @@
-"""Losses of policies: the formulas of their papers, and TRL's weights."""
+"""Policy losses: the formulas of their papers, and TRL's weights."""
 
 import math
 from functools import partial
@@ -20,7 +20,7 @@ MASK = (torch.arange(TOKENS) < torch.tensor([5, 4, 3, 2, 1, 0]).unsqueeze(1)).do
 
 
 def variant(loss_type, tokens, *, cap=math.inf, is_sequence=False, beta=0.0, is_corrected=False, numbers=None):
-    """The loss of one sequence's tokens by the papers' formulas, a token at a time."""
+    """Return the loss of one sequence's tokens by the papers' formulas, token by token."""
     policy, old, sampler, reference, advantages = tokens
     number = max(len(policy), 1)
     ratios = [(p - o).exp() for p, o in zip(policy, old, strict=True)]
@@ -70,7 +70,7 @@ CORRECTIONS = {
 
 
 def four_log_probs():
-    """Log-probabilities under the policy, the old one, the sampler and the reference, and advantages of tokens."""
+    """Return log-probabilities under the policy, the old one, the sampler and the reference, and advantages."""
     policy = -draw(SEQUENCES, TOKENS, seed=1).abs()
     others = [policy + scale * draw(SEQUENCES, TOKENS, seed=seed) for scale, seed in ((0.4, 2), (0.5, 3), (0.6, 4))]
     return [policy.requires_grad_(), others[0].detach(), others[1].detach(), others[2].detach()]

@@ -1,4 +1,4 @@
-"""Losses of preferences: the formulas of TRL's trainers, written out in torch."""
+"""Preference losses: the formulas of TRL's trainers, written in torch."""
 
 import math
 from functools import partial
@@ -19,7 +19,7 @@ def draw(*shape, seed=0, scale=1.0):
 
 
 def log_probs(number=4, *, largest=-0.05):
-    """Log-probabilities of sequences, each a leaf."""
+    """Return log-probabilities of sequences, each a leaf."""
     return [(largest - draw(PAIRS, seed=seed).abs()).requires_grad_() for seed in range(number)]
 
 
@@ -34,7 +34,7 @@ def dpo(chosen, rejected, reference_chosen, reference_rejected, beta, loss_type,
 
 
 def dpo_of_type(chosen, rejected, reference_chosen, reference_rejected, beta, loss_type, wrong, tau=0.05):
-    """The papers' formulas, in odds and logarithms of sigmoids rather than in logsigmoids."""
+    """The papers' formulas, with odds and logarithms of sigmoids instead of logsigmoids."""
     chosen, rejected = beta * (chosen - reference_chosen), beta * (rejected - reference_rejected)
     p_chosen, p_rejected, p_pair = sigmoid(chosen), sigmoid(rejected), sigmoid(chosen - rejected)
     if loss_type == "robust":
@@ -110,7 +110,7 @@ def test_a_loss_of_pairs_is_trls_formula_in_compiled_code_too(name):
     found = function(*given)
     torch.testing.assert_close(found, expected.mean())
     torch.testing.assert_close(torch.autograd.grad(found, given), torch.autograd.grad(expected.mean(), given))
-    torch.autograd.grad(function(*given, reduction="none").mul_(2).sum(), given)  # in place, as torch's losses may be
+    torch.autograd.grad(function(*given, reduction="none").mul_(2).sum(), given)  # in place, as torch's losses allow
     assert gradcheck(function, given) and gradgradcheck(function, given)
     torch.testing.assert_close(torch.compile(function, fullgraph=True, backend="eager")(*given), found)
 

@@ -1,4 +1,4 @@
-"""Processes that are forked after use, and the first call of a process."""
+"""Forked processes, and the first call of a process."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def _forked(calls):
     for call in calls:
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
-            signal.alarm(60)  # ends a process that hangs
+            signal.alarm(60)  # ends a hanging process
             try:
                 result = call()
             except Exception as error:
@@ -63,14 +63,14 @@ def _forked(calls):
 
 
 def fork_and_train(device):
-    """Train on, after a fork, in both processes."""
+    """Continue training in both processes after a fork."""
     torch.set_num_threads(2)
     training = Training(device)
     training.steps(3)
 
     def train_in_one_thread():
         torch.set_num_threads(1)
-        torch.rand(2**20).exp_()  # as large as what torch divides among threads
+        torch.rand(2**20).exp_()  # large enough for torch to divide among threads
         return training.steps(3)
 
     torch.rand(2**20).exp_()
@@ -84,7 +84,7 @@ def test_a_process_forked_after_use_trains_on_the_cpu():
 
 
 def fork_and_use_the_device(device):
-    """Say what a forked process gets from the device that its parent has used, and what the parent gets then."""
+    """Return the outcomes of a forked process's calls on its parent's device, and whether the parent trains on."""
     training = Training(device)
     training.steps(3)
     weight = training.model[0].weight
@@ -125,7 +125,7 @@ PLACES = {
 
 
 def gradient_after(device, place, name):
-    """Make the first call of this process, which loads what is compiled, in a place; return a usual gradient."""
+    """Make the first call of this process, which loads the compiled parts, in a place; return a usual gradient."""
     PLACES[place](CALLS[name])
     x = torch.ones(4, 3, requires_grad=True)
     return torch.autograd.grad(CALLS[name](x), x)[0]

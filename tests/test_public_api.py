@@ -1,6 +1,6 @@
-"""Public names and their signatures, and names in pickles, as tests/public_api.txt states them: promises to users.
+"""Public names and their signatures, and names in pickles, as stated in tests/public_api.txt: promises to users.
 
-``python -m tests.test_public_api`` writes the file; what it changes belongs into the changelog.
+``python -m tests.test_public_api`` writes the file; changes of it belong in the changelog.
 """
 
 import importlib
@@ -23,12 +23,12 @@ MODULES = [line.removeprefix("# ") for line in STATED if line.startswith("# ")]
 
 
 def _signature(name: str, value: object) -> str:
-    """Return the line of a name: a class is stated by its constructor, what cannot be called by its name alone."""
+    """Return the line of a name: the constructor of a class, or only the name if it is not callable."""
     if not callable(value):
         return name
     try:
         signature = inspect.signature(value)
-    except ValueError:  # an enumeration of C, or a builtin class
+    except ValueError:  # a C enumeration, or a builtin class
         return name
     # Without annotations, whose text depends on the versions of Python and torch; names, kinds and defaults do not.
     parameters = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
@@ -46,13 +46,13 @@ def _lines(module: str) -> list[str]:
 
 
 def _names_in_pickles() -> list[str]:
-    """Return the names that a release needs to load what this one has pickled."""
+    """Return the names that a release needs to load this release's pickles."""
     model = patch_model(make())
     with patch(adamw=True):
         optimizers = torch.optim.AdamW(model.parameters()), optim.FusedEmaAdam(model.parameters(), ema_buffers=model)
     rows, labels = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
     output = functional.linear_cross_entropy(rows, rows, labels, outputs=["logsumexp"])
-    # In protocol 2, as torch.save writes it, each name is one argument.
+    # In protocol 2, which torch.save uses, each name is one argument.
     operations = pickletools.genops(pickle.dumps((model, optimizers, output), protocol=2))
     names = {argument.replace(" ", ".") for one, argument, _ in operations if one.name == "GLOBAL"}
     return sorted(name for name in names if name.startswith("torch_aclnn_ops."))

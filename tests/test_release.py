@@ -1,4 +1,4 @@
-"""Release metadata: version, changelog, citation and supported versions; and the parts that setup.py leaves out."""
+"""Release metadata: version, changelog, citation and supported versions; and the parts that setup.py skips."""
 
 import os
 import re
@@ -50,7 +50,7 @@ ISOLATED = "(pip sees what is installed with --no-build-isolation only)"
 
 
 def name_of_the_package(device, without):
-    """Run setup.py in a process for which packages are not installed; return with what it exits."""
+    """Run setup.py in a process in which packages appear not installed; return its exit message."""
     with pytest.MonkeyPatch.context() as patch:
         for package in without.split():
             patch.setitem(sys.modules, package, None)

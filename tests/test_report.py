@@ -1,4 +1,4 @@
-"""explain and report: which implementations compute calls, where these came from, and how often."""
+"""explain and report: the implementations of calls, the sources of these calls, and their number."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

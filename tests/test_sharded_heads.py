@@ -1,4 +1,4 @@
-"""linear_cross_entropy with a head that FSDP has sharded over 2 and 4 processes: the loss and gradients of one."""
+"""linear_cross_entropy with a head sharded by FSDP over 2 and 4 processes: the loss and gradients of one process."""
 
 from functools import cache
 
@@ -20,15 +20,15 @@ _RUNS = [
 ]
 # Relative to the number, and to the tensor's largest one.
 TOLERANCES = {"cpu": (1e-12, 1e-12), "npu": (1e-5, 1e-5)}
-# A CPU computes the same. An NPU rounds logits, their gradient and both products of it to bfloat16 where the CPU does
-# not, or does later: four roundings of at most 2**-9 on each side are 2**-6 of a number. Where terms cancel, what
-# counts is the largest: a rounding of a term on each side is 2**-8 of it.
+# A CPU computes the same. An NPU rounds logits, their gradient and both products to bfloat16 where the CPU does not, or
+# does later: four roundings of at most 2**-9 on each side are 2**-6 of a number. If terms cancel, the largest one
+# matters: rounding a term on each side is 2**-8 of it.
 TOLERANCES_IN_BFLOAT16 = {"cpu": (1e-6, 1e-6), "npu": (2**-6, 2**-8)}
 
 
 @pytest.fixture(scope="module")
 def found(request):
-    """Return a function that returns the results of so many processes, by rank."""
+    """Return a function that returns the results of this number of processes, by rank."""
 
     @cache
     def of_group(group):

@@ -1,4 +1,4 @@
-"""With which torch the package can be imported, and what it does where one lacks a name."""
+"""The torch versions with which the package can be imported, and its behavior if torch lacks a name."""
 
 import importlib
 import inspect
@@ -41,7 +41,7 @@ CHANGES = {
     ),
     "torch.__version__ = '2.15.0.dev20270101'": None,
 }
-# Imports the package beside each changed torch, which is imported once.
+# Imports the package with each changed torch, which is imported once.
 IMPORTS = f"""
 import json, os, torch
 for change in {list(CHANGES)!r}:
@@ -58,7 +58,7 @@ for change in {list(CHANGES)!r}:
 
 @pytest.fixture(scope="module")
 def said():
-    """What importing the package beside each changed torch raises."""
+    """Return the errors of importing the package with each changed torch."""
     result = run_code(IMPORTS, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.returncode == 0 and result.stderr == "", result.stderr
     return dict(map(json.loads, result.stdout.splitlines()))

@@ -1,4 +1,4 @@
-"""Language models of transformers with ``patch_model``: loss and gradients of the model as it was, without logits."""
+"""Language models of transformers with ``patch_model``: loss and gradients of the original model, without logits."""
 
 import warnings
 from functools import partial
@@ -200,7 +200,7 @@ def test_logits_that_were_read_under_no_grad_have_their_gradients_all_the_same()
 
 
 class SGDThroughData(torch.optim.SGD):
-    """An optimizer that changes weights without a new version, as those do that call kernels of their own."""
+    """An optimizer that changes weights without a new version, like optimizers with their own kernels."""
 
     @torch.no_grad()
     def step(self, closure=None):

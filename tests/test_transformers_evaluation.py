@@ -1,4 +1,4 @@
-"""Evaluation of patched models with ``eval_logits=False``: the loss of the model as it was, without logits."""
+"""Evaluation of patched models with ``eval_logits=False``: the loss of the original model, without logits."""
 
 import copy
 import warnings
@@ -31,7 +31,7 @@ def _call(model, mode=torch.no_grad, **call):
 
 
 def _assert_loss_is_that_of(model, patched=None):
-    """Compare an output and the number of elements with those of the model as it was."""
+    """Compare an output and the number of elements with those of the original model."""
     wanted, largest_as_it_was = _call(model)
     output, largest = _call(_patch(model) if patched is None else patched)
     torch.testing.assert_close(output.loss, wanted.loss, rtol=2e-5, atol=0)

@@ -1,4 +1,4 @@
-"""What patch_model and unpatch_model do to a model: what they refuse, warn of and restore; copies and checkpoints."""
+"""patch_model and unpatch_model: what they refuse, warn about and restore; copies and checkpoints of models."""
 
 import copy
 import logging
@@ -70,7 +70,7 @@ def test_a_head_in_evaluation_mode_is_told_of():
 
 
 class Packed(Tensor):
-    """Stands for the weights of torchao."""
+    """A stand-in for the weights of torchao."""
 
 
 @pytest.mark.parametrize("is_adapted", [False, True])
@@ -121,7 +121,7 @@ def _of(change):
 
 
 class Linear4bit(nn.Linear):
-    """Stands for the layers of bitsandbytes."""
+    """A stand-in for the layers of bitsandbytes."""
 
     def forward(self, input):
         return input @ self.weight.T
@@ -186,7 +186,7 @@ def test_a_head_whose_forward_others_have_replaced_is_not_unpatched():
 
 
 def test_weights_unsharded_only_in_the_heads_forward_raise():
-    # As ZeRO-3 does it.
+    # Like ZeRO-3.
     model = patch_model(make())
     weight = model.lm_head.weight.detach()
 

@@ -39,7 +39,7 @@ UNCALLED = "was not called as a linear layer"
 
 
 class Case(NamedTuple):
-    """An adapter, what the warning says if the loss needs logits, also where the patch came first, and the model."""
+    """An adapter, the warning if the loss needs logits, also if the patch came first, and the model."""
 
     config: peft.PeftConfig
     warning: str = ""
@@ -76,7 +76,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _extensions_of_this_process(monkeypatch, tmp_path_factory):
-    """BOFT tries to compile an extension; in torch's folder the lock of a killed process would stop it for ever."""
+    """Give BOFT a new folder for its extension; in torch's, the lock of a killed process would block it forever."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.getbasetemp() / "extensions"))
 
 
@@ -92,7 +92,7 @@ def adapted(case, patch=lambda model: model):
     torch.manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.requires_grad:  # some start as zero
+            if parameter.requires_grad:  # some are initialized to zero
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model.train()
 
@@ -122,7 +122,7 @@ def _ddp(**options):
 
 
 def _make(mesh, family="llama"):
-    # On a device experts count their rows by a histogram of integers, which the host NPU does not have.
+    # On a device, experts count rows with an integer histogram, which the host NPU does not have.
     return make(family, experts_implementation="eager").to(mesh.device_type)
 
 
@@ -163,7 +163,7 @@ TRAININGS = {
     "DDP, a loss of its own": _own_loss(_ddp()),
     "FSDP2, 16 bits": _fully_sharded(_head, mp_policy=POLICY),
 }
-# The layers of one process would round other numbers.
+# Compared with FSDP2, because the layers of one process would round other numbers.
 IN_16_BITS = {"FSDP2, 16 bits, not patched": _fully_sharded(_head, patched="never", mp_policy=POLICY)}
 
 
@@ -172,9 +172,9 @@ def _whole(tensor):
 
 
 def _train(wrap, mesh):
-    """Return the mean of the losses, the elements of the largest tensor, and the gradients."""
+    """Return the mean of the losses, the number of elements of the largest tensor, and the gradients."""
     model = wrap(mesh)
-    for _ in range(2):  # what the first step leaves behind would show in the second
+    for _ in range(2):  # leftovers of the first step would show in the second
         model.zero_grad()
         with Largest() as largest:
             loss = model(**share(mesh.get_rank(), mesh.device_type))["loss"]
@@ -211,7 +211,7 @@ REFUSALS = {
 
 
 def results(device):
-    """Do every training in turn, and every call that is refused."""
+    """Do every training in turn, and every refused call."""
     mesh = init_device_mesh(device, (PROCESSES,))
     trainings = ((name, partial(_train, wrap, mesh)) for name, wrap in (TRAININGS | IN_16_BITS).items())
     refusals = ((name, partial(call, mesh)) for name, call in REFUSALS.items())
@@ -249,7 +249,7 @@ def another_accelerator():
 @pytest.mark.usefixtures("another_accelerator")
 @pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
 def test_accelerate_prepares_a_patched_model(mixed_precision):
-    # Outputs of mixed precision are made float32, the logits not computed for that.
+    # Mixed precision converts outputs to float32, which must not compute the logits.
     accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision)
     model, expected = make(), Step(accelerator.prepare(make()))
     step = Step(accelerator.prepare(_patch(model)))
@@ -264,7 +264,7 @@ def test_accelerate_prepares_a_patched_model(mixed_precision):
     params=["cpu", *(pytest.param(device, marks=pytest.mark.exhaustive) for device in DEVICES if device != "cpu")],
 )
 def found(request):
-    """What the first of two processes has found."""
+    """Return the results of the first of two processes."""
     return run(results, PROCESSES, device=request.param)[0]
 
 

@@ -16,7 +16,7 @@ TARGET = torch.tensor([0, 6, 3, 3, 1])
 
 
 ONES = torch.ones(5, 4, dtype=F64)
-# By the name of the function: of a tensor to differentiate by, and a constant.
+# By the name of the function: a function of a tensor to differentiate by, and a constant.
 CASES = {
     "binary_cross_entropy": lambda x, weight: ours.binary_cross_entropy(x.sigmoid(), 0.3 * ONES, weight=weight),
     "dpo_loss": lambda x, one: ours.dpo_loss(x.sum(1), x.mean(1), one[:, 0], one[:, 1]),

@@ -63,7 +63,7 @@ def test_a_trainer_evaluates_the_ema_weights_of_an_optimizer_it_is_given(name, f
 
 
 def _outputs(model, autocast=False, **call):
-    """Return what the fused head finds, and the gradients of a sum of what can be differentiated."""
+    """Return the results of the fused head, and the gradients of a sum of the differentiable ones."""
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = model(**(call or batch()), fused_lm_head=True)
@@ -152,7 +152,7 @@ def test_a_compiled_model_finds_the_same_and_computes_what_its_patch_says_at_eve
 
 
 class Packed(torch.Tensor):
-    """Stands for the weights of quantization libraries, which are subclasses."""
+    """A stand-in for the weights of quantization libraries, which are subclasses."""
 
 
 def _quantize(model):

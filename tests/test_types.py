@@ -1,4 +1,4 @@
-"""What a type checker says of the package, as its users see it: of calls, and of the pages' code."""
+"""The results of a type checker for users' code: calls of the package, and the pages' code."""
 
 import importlib
 import re
@@ -31,7 +31,7 @@ WRONG = {
 }
 
 
-# Of torch, what these calls need: the rest takes most of mypy's time.
+# The part of torch that these calls need: the rest takes most of mypy's time.
 SETTINGS = """[mypy]
 [mypy-torch.*]
 follow_imports = skip
@@ -46,7 +46,7 @@ def _mypy(*paths, settings=""):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return mypy's errors by file and line, of a program with the right calls and one with the wrong ones."""
+    """Return mypy's errors by file and line, for a program with valid calls and one with invalid calls."""
     folder = tmp_path_factory.mktemp("types")
     lines = {"right": RIGHT.values(), "wrong": [line for line, _ in WRONG.values()]}
     for name, calls in lines.items():
@@ -69,13 +69,13 @@ def test_a_wrong_argument_is_found(call, found):
 
 
 def _program_of(page):
-    """The code of a page as one program, in whose blocks names are made anew."""
+    """Return the code of a page as one program, whose blocks may redefine names."""
     return "".join(block.code for block in blocks(page) if block.language == "python" and block.title != ON_NPU)
 
 
 @pytest.mark.exhaustive
 def test_the_code_of_every_page_is_well_typed(tmp_path):
-    # Pages for which a test gives names of its own are not whole programs.
+    # Pages that use names defined by a test are not whole programs.
     for number, page in enumerate(sorted(set(RUNNING_PAGES) - GIVEN.keys())):
         (tmp_path / f"page{number}.py").write_text(f"# {page}\n{_program_of(page)}")
     result = _mypy("--allow-redefinition", *sorted(tmp_path.glob("*.py")))

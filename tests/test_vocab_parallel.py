@@ -1,4 +1,4 @@
-"""linear_cross_entropy with a vocabulary that is spread over 1, 2, 3 and 4 processes: the results of one process."""
+"""linear_cross_entropy with a vocabulary sharded over 1, 2, 3 and 4 processes: the results of one process."""
 
 import textwrap
 from functools import cache
@@ -15,10 +15,10 @@ from tests import _vocab_parallel as cases
 from tests._children import run_code
 from tests._distributed import groups, selected
 
-# What the processes' errors may be above those of one process, relative to a tensor's largest number.
-# The gradient of a 16-bit input may be rounded on each rank.
+# The error allowed in addition to that of one process, relative to a tensor's largest number. The gradient of a 16-bit
+# input may be rounded on each rank.
 TOLERANCE = {"float64": 1e-13, "float32": 5e-7, "bfloat16": 2**-8, "float16": 2**-11}
-# Under autocast an NPU rounds the logits and the gradient of the weight.
+# Under autocast, an NPU rounds the logits and the gradient of the weight.
 ROUNDINGS = {"autocast": 2}
 
 
@@ -220,5 +220,5 @@ def test_everything_else_works_with_a_torch_without_distributed():
         except TypeError as error:
             print(error)
     """
-    result = run_code(textwrap.dedent(program), TORCH_DEVICE_BACKEND_AUTOLOAD="0")  # torch is imported first
+    result = run_code(textwrap.dedent(program), TORCH_DEVICE_BACKEND_AUTOLOAD="0")  # imports torch first
     assert "process_group must be None or a torch.distributed.ProcessGroup" in result.stdout, result.stderr

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_map_only
 
 ROWS, FEATURES = 6, 8
-# The classes of each rank; 128 are enough for CANN's operators, which take 16 bits.
+# The classes of each rank; 128 are enough for CANN's operators, which take 16-bit inputs.
 SIZES = {"few classes": (12, 10), "fused": (160, 128)}
 DTYPES = {"few classes": torch.float32, "fused": torch.bfloat16}
 OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
@@ -27,7 +27,7 @@ SAME_HEAD = (
 
 
 class Arguments:
-    """The arguments of a rank, and how many weights are trained."""
+    """The arguments of a rank, and the number of trained weights."""
 
     def __init__(self, rank, device, kind="few classes", dtype=None):
         sizes = SIZES[kind]
@@ -41,7 +41,7 @@ class Arguments:
         self.is_trained = self.runs_backward = True
 
     def change(self, **values):
-        """Set attributes, or else options; an option that is ``...`` is not given."""
+        """Set attributes or options; an option ``...`` is removed."""
         for name, value in values.items():
             if hasattr(self, name):
                 setattr(self, name, value)
@@ -51,7 +51,7 @@ class Arguments:
         return self
 
     def result(self):
-        """Return the loss, the gradients and what is raised."""
+        """Return the loss and the gradients, or the error."""
         input, head = (tensor.to(self.dtype).to(self.device) for tensor in (self.input, self.head))
         input.requires_grad_(self.is_trained)
         head.requires_grad_()
@@ -67,7 +67,7 @@ class Arguments:
 
 ORDERED = torch.arange(ROWS)
 WITHOUT_SIZES = {"vocab_sizes": ...}
-# Only one rank would add up gradients.
+# Only one rank would sum gradients.
 FORWARD = {"runs_backward": False}
 
 
@@ -75,7 +75,7 @@ def _third(target, value):
     return target.index_fill(0, torch.tensor([3]), value)
 
 
-# What is found in values: what all ranks are given, how rank 1 changes that, and the argument that the error names.
+# Mismatches in values: the arguments of all ranks, rank 1's change, and the argument that the error names.
 DIFFERENT_VALUES = {
     "inputs": ({}, lambda one: {"input": one.input + 1}, "input"),
     "last row": ({}, lambda one: {"input": one.input + torch.eye(ROWS)[-1:].T}, "input"),
@@ -97,7 +97,7 @@ DIFFERENT_OPTIONS = {
 }
 
 
-# What all ranks are given, how rank 1 changes that, and how every rank's error begins.
+# The arguments of all ranks, rank 1's change, and the beginning of every rank's error.
 CASES = {
     **{
         name: (given, change, f"{argument} {SAME} different{OWN_ROWS}")
@@ -140,7 +140,7 @@ CASES |= {
     )
     for suffix, has_sizes in {"": True, " without vocab_sizes": False}.items()
 }
-# What CANN's operators do not take: with it on one rank, the ranks would do different things.
+# Arguments that CANN's operators do not support: on one rank only, the ranks would take different paths.
 NOT_FUSED = {
     "chunk_size": lambda _: {"chunk_size": 3},
     "a bias": lambda one: {"linear_bias": torch.zeros(len(one.head), dtype=one.dtype)},
@@ -160,15 +160,15 @@ def _run(rank, device, kind, given, change, checks_values=False):
 
 
 def _agreeing(rank, device, kind):
-    """Return the results where nothing differs but the last bits of the input."""
+    """Return the results if only the last bits of the input differ."""
     arguments = Arguments(rank, device, kind, torch.bfloat16)
     return arguments.change(input=arguments.input * (1 + 2.0**-7 * (rank == 1))).result()
 
 
 def _constant_head(rank, device, kind):
-    """Return the results of shards that are the same, because all weights are."""
+    """Return the results of equal shards, because all weights are equal."""
     arguments = Arguments(rank, device, kind)
-    half, weight = arguments.classes // 2, 0.0 if kind == "fused" else 0.5  # whose logits are rounded to 16 bits
+    half, weight = arguments.classes // 2, 0.0 if kind == "fused" else 0.5  # these logits are rounded to 16 bits
     return arguments.change(head=torch.full((half, FEATURES), weight), vocab_sizes=(half, half)).result()
 
 
@@ -220,7 +220,7 @@ def results(device, kind):
 
 
 def compiled(device):
-    """Return the results of a compiled call whose targets differ, and of one whose do not."""
+    """Return the results of a compiled call whose targets differ, and of one whose targets agree."""
     found, call = [], torch.compile(F.linear_cross_entropy, backend="aot_eager", fullgraph=True)
     for change in (CASES["targets"][1], lambda _: {}):
         arguments = Arguments(dist.get_rank(), device)
@@ -233,7 +233,7 @@ def compiled(device):
     return found
 
 
-# With few classes, and with as many as CANN's operators need. Gloo's tensors go through the CPU.
+# With few classes, and with as many as CANN's operators need. Gloo transfers tensors through the CPU.
 RUNS = {
     "cpu": ("cpu", "few classes", "gloo"),
     "npu": ("npu", "few classes", "hccl"),

@@ -1,4 +1,4 @@
-"""The raw operators' tables of tests/, what of them runs on an NPU, and arguments of the linear cross entropy."""
+"""The raw operators' tables of tests/, selected for an NPU, and arguments of the linear cross entropy."""
 
 import re
 from collections import Counter
@@ -49,7 +49,7 @@ def error_inputs() -> list[Any]:
 
 
 def to_npu(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Copy tensors to the NPU, with their strides; one that is given twice becomes one."""
+    """Copy tensors to the NPU with their strides; a tensor that is passed twice is copied once."""
     copies = {id(arg): _to_npu(arg) for arg in arguments if isinstance(arg, Tensor)}
     return tuple(copies.get(id(arg), arg) for arg in arguments)
 
@@ -57,7 +57,7 @@ def to_npu(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _to_npu(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous():
         return tensor.npu()
-    # A view into the storage of the copy, with the offset and the strides of the original.
+    # A view of the copied storage, with the original's offset and strides.
     storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     return storage.npu().as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
@@ -77,7 +77,7 @@ def run_adam(tensors: dict[str, Tensor], step: int = 7, **options: Any) -> dict[
 
 @contextmanager
 def checked_values() -> Iterator[None]:
-    """Let the package read values of tensors on a device, in the block."""
+    """Let the package read values of tensors on a device inside the block."""
     torch_aclnn_ops.check_values(True)
     try:
         yield
@@ -87,7 +87,7 @@ def checked_values() -> Iterator[None]:
 
 @contextmanager
 def counted_launches() -> Iterator[Counter[str]]:
-    """Yield what holds, after the block, how often the package launched which operator of CANN in it."""
+    """Yield a counter that holds, after the block, the package's launches of each CANN operator inside it."""
     before, found = torch_aclnn_ops.launches(), Counter()
     yield found
     found.update(torch_aclnn_ops.launches())
@@ -106,7 +106,7 @@ def meaning_of(status: int) -> str:
 
 
 def good_call(contract: type[RawOperatorContract]) -> None:
-    """Call the operator with arguments that it accepts, and read the result."""
+    """Call the operator with valid arguments, and read the result."""
     arguments = to_npu(good_arguments(contract))
     for output in flat(contract.OPERATOR.overload(*arguments)):
         output.cpu()
@@ -119,7 +119,7 @@ def linear_case(dtype):
     return make.normal(24, 16), make.normal(160, 16) * 0.2, target
 
 
-# Options that the fused operators do not support, by the reason that explain() shows.
+# Options that the fused operators do not support, by the reason that explain() gives.
 CHUNKED = {
     "of linear_bias": {"linear_bias": torch.zeros(160, dtype=torch.bfloat16)},
     "of softcap": {"softcap": 30.0},

@@ -6,7 +6,7 @@ a device it is skipped.
 
 import os
 
-# The formulas are tested in float64, too, which PyTorch's products refuse on a device.
+# The formulas are also tested in float64, which PyTorch's products refuse on a device.
 os.environ.setdefault("HOST_NPU_DTYPES", "torch")
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
@@ -19,7 +19,7 @@ import torch
 if not hasattr(torch, "npu"):
     collect_ignore_glob = ["test_*.py"]
 else:
-    # Older chips compile torch's operators as graphs unless told not to, which the host NPU does not simulate.
+    # By default, older chips compile torch's operators as graphs, which the host NPU does not simulate.
     torch.npu.set_compile_mode(jit_compile=False)
 
 _stats = host_npu.stats
@@ -34,7 +34,7 @@ def _needs_simulator(item: pytest.Item) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what a device does not have."""
+    """Skip tests that need what a device lacks."""
     if _needs_simulator(item) and not host_npu.is_enabled():
         pytest.skip("needs functions of the host NPU")
 
@@ -60,7 +60,7 @@ def _alive() -> dict[str, int]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_over():
-    """Every test ends with an empty stream, and with no more aclTensors and executors alive than at its start."""
+    """Check that a test leaves an empty stream, and no more live aclTensors and executors than before."""
     torch.npu.synchronize()
     before = _alive() if host_npu.is_enabled() else {}
     yield

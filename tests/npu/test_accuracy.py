@@ -1,4 +1,4 @@
-"""Numbers on an NPU: infinite, nan, near the largest, and the accuracy of CANN's fused operators."""
+"""Results on an NPU for infinite, nan and very large numbers, and the accuracy of CANN's fused operators."""
 
 import math
 
@@ -80,7 +80,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 def rows_sure_of_a_class(dtype, scale=1.0):
-    """Return rows, a head, and the class of each row that has nearly all of its probability."""
+    """Return rows, a head, and for each row the class that has nearly all of its probability."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.randint(CLASSES, (ROWS,), generator=generator)
     weight = torch.randn(CLASSES, FEATURES, generator=generator) * 0.3 * scale
@@ -111,7 +111,7 @@ def test_where_the_model_is_sure_of_the_target_gradients_are_as_accurate_as_torc
     with counted_launches() as launches:
         ours = errors(loss_and_gradients(linear_cross_entropy, tensors, target, "npu", dtype), expected)
     assert launches["aclnnFusedLinearCrossEntropyLossGrad"] == 1
-    assert 0 < expected[0] < 0.01  # the model is sure
+    assert 0 < expected[0] < 0.01  # the model is confident
     assert all(one <= 1.2 * other for one, other in zip(ours, torchs, strict=True))
 
 
@@ -154,7 +154,7 @@ def test_the_gradient_of_an_ignored_row_with_large_logits_is_zero(dtype, options
     *tensors, target = rows_sure_of_a_class(dtype, 30.0)
     target[::2] = -100
     leaves = [tensor.npu().requires_grad_() for tensor in tensors]
-    assert linear(*leaves).max() > 100  # exp of it is infinite
+    assert linear(*leaves).max() > 100  # its exp is infinite
     linear_cross_entropy(*leaves, target.npu(), **options).sum().backward()
     assert not leaves[0].grad[::2].any()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)

@@ -1,4 +1,4 @@
-"""Losses that CANN has no operator for on an NPU: divergences, preferences and policies have the results of a CPU."""
+"""Losses without a CANN operator on an NPU: divergences, preferences and policies give the CPU's results."""
 
 import math
 from functools import partial

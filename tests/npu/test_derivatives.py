@@ -1,4 +1,4 @@
-"""Derivatives on an NPU: the way past the C++ kernel of raw operators, and the extension's functions of eager calls."""
+"""Derivatives on an NPU: raw operators without the C++ kernel, and the extension's functions for eager calls."""
 
 import inspect
 
@@ -114,7 +114,7 @@ def test_fake_tensors_and_modes_come_before_the_kernel(contract):
 
 
 class TestEntry:
-    """The extension's entry of torch.ops in place of torch's."""
+    """The extension's entry point in place of torch.ops."""
 
     operator = staticmethod(torch.ops.torch_aclnn_ops.mse_loss_backward)
 
@@ -162,7 +162,7 @@ class TestEntry:
         before = states[1].clone()
         assert adam(*states, torch.tensor([1]).npu(), **numbers, **rest) is None
         assert not torch.equal(states[1], before)
-        # Integers for floats, and other orders, take torch's entry.
+        # Integers for floats, and other argument orders, use torch's entry point.
         assert adam(*states, torch.tensor([1]).npu(), **rest, **{**numbers, "lr": 1}) is None
 
 

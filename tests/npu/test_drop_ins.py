@@ -1,4 +1,4 @@
-"""The drop-in functions, modules and the optimizer on an NPU: the CPU's results, by CANN's operators."""
+"""The drop-in functions, modules and the optimizer on an NPU: the CPU's results, computed by CANN's operators."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def _loss_and_gradients(case: Case, dtype: torch.dtype, device: str, compiled=la
     return [tensor.detach().cpu() for tensor in (result, *gradients)]
 
 
-# Every case runs on a CPU; fused operators and fallbacks of every kind are below.
+# Every case runs on a CPU; fused operators and all kinds of fallbacks are tested below.
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.every_nth_case(4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
@@ -72,7 +72,7 @@ FUSED = {
     "weights of rows": {"token_weight": torch.linspace(0.1, 1, 24)},
     "weights of rows, negative": {"token_weight": torch.linspace(-1, 1, 24)},
     "class weights in float32": {"weight": torch.linspace(0.1, 1, 160)},
-    # With one of 0: its row has the gradient of the z-loss alone.
+    # Includes a weight of 0, whose row has only the gradient of the z-loss.
     "class weights in 16 bits": {"weight": lambda dtype: torch.linspace(0, 1, 160, dtype=dtype)},
 }
 
@@ -206,7 +206,7 @@ def test_tensors_on_two_npus_raise(call):
 
 
 def _small_step(target, device, reduction="mean", ignore_index=-100):
-    """Return a small float32 loss and its gradients, with rows that are not finite where they are ignored."""
+    """Return a small float32 loss and its gradients, with nonfinite rows that are ignored."""
     generator = torch.Generator().manual_seed(0)
     input, head = torch.randn(8, 16, generator=generator), torch.randn(200, 16, generator=generator)
     input[target == ignore_index] = torch.inf
@@ -237,7 +237,7 @@ def test_a_small_loss_with_a_target_outside_the_classes_is_nan(index, reduction)
 
 
 def _small_derivatives(device, of, function):
-    """Return derivatives of a small float32 loss with an ignored row by the leaves that ``of`` names."""
+    """Return derivatives of a small float32 loss with an ignored row, with respect to the leaves that ``of`` names."""
     generator = torch.Generator().manual_seed(0)
     leaves = [torch.randn(shape, generator=generator).to(device) for shape in ((8, 16), (200, 16))]
     target = torch.arange(10, 18).index_fill(0, torch.tensor([2]), -100).to(device)
@@ -275,7 +275,7 @@ def test_with_check_values_an_index_out_of_range_raises(index):
 
 
 def test_indices_with_the_maximum_rank_have_a_gradient():
-    # The gradient has one dimension more than the indices.
+    # The gradient's rank is one higher than that of the indices.
     weight = torch.rand(5, 3)
     indices = torch.tensor([0, 4]).reshape((1,) * 6 + (2,))
     on_npu = weight.npu().requires_grad_()

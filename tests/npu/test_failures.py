@@ -1,4 +1,4 @@
-"""What fails on the device: where it is raised, what it says, and that nothing is left over."""
+"""Failures on the device: where they are raised, their messages, and that nothing is left over."""
 
 import os
 
@@ -44,7 +44,7 @@ def test_whichever_call_of_cann_fails_is_raised_and_the_next_call_is_right(name)
     torch.npu.synchronize()
     number = host_npu.stats().calls["aclCreateTensor"]
     phases = [f"{cann_name(name)}GetWorkspaceSize"]
-    if not IS_QUEUED:  # with the queue on, torch_npu raises a failure of phase two at the next synchronisation
+    if not IS_QUEUED:  # with the queue, torch_npu raises a failure of phase two at the next synchronisation
         phases.append(cann_name(name))
     for function, nth in [*(("aclCreateTensor", nth + 1) for nth in range(number)), *((phase, 1) for phase in phases)]:
         host_npu.fail(function, nth, status=361001, message="EZ9903: asked for by a test")
@@ -65,13 +65,13 @@ def test_a_phase_one_failure_says_what_cann_says(message, said):
 
 
 def test_an_out_of_memory_workspace_leaks_nothing():
-    # The output finds room beside the gradient, the workspace has to be allocated. Phase two never runs, and the
-    # executor of phase one is destroyed all the same.
+    # There is memory for the output, but not for the workspace. Phase two never runs, and phase one's executor must
+    # still be destroyed.
     gradient, indices = torch.rand(6, 3).npu(), torch.tensor([0, 1, 2, 3, 1, 1]).npu()
     expected = ops.embedding_dense_backward(gradient, indices, 4, -1, True).cpu()
     torch.npu.synchronize()
     torch.npu.empty_cache()
-    for nth in range(1, 9):  # torch_npu tries again after it has freed what it can
+    for nth in range(1, 9):  # torch_npu retries after freeing its cache
         host_npu.fail("aclrtMallocAlign32", nth, status=207001, message="EL0004: out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
         ops.embedding_dense_backward(gradient, indices, 4, -1, True)

@@ -71,7 +71,7 @@ def _linear(rows=4, classes=128, features=3, dtype=_half):
 _DOUBLE = Maker(torch.float64).normal(2, 3)
 _TARGET = torch.zeros(4, dtype=torch.int64)
 
-# What the rules of every device allow, and CANN does not: operator, arguments, status and the beginning of the reason.
+# Arguments valid on every device but not in CANN: operator, arguments, status and the beginning of the reason.
 LIMITS = {
     "mse, float64": ("mse_loss_backward", lambda: (*[_DOUBLE] * 3, 0), 161002),
     "bce, nine dimensions": ("binary_cross_entropy_backward", lambda: (*[torch.rand(*(1,) * 9)] * 3, None, 0), 161002),

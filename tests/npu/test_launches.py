@@ -1,4 +1,4 @@
-"""How many operators a call launches on an NPU, each of which costs the device and its host microseconds."""
+"""The number of operators that a call launches on an NPU, each of which costs microseconds."""
 
 from collections import Counter
 
@@ -15,13 +15,13 @@ from tests._contract import Maker
 from tests._linear_kl_div import head_of_teacher, student
 from tests.npu._operators import linear_case
 
-# A device's operators call others than the host NPU's.
+# A device's operators launch others than the host NPU's.
 pytestmark = pytest.mark.simulator
 
 FUSED = Counter(
     ["aclnnFusedLinearOnlineMaxSum", "aclnnFusedCrossEntropyLossWithMaxSum", "aclnnFusedLinearCrossEntropyLossGrad"]
 )
-# Forward and backward, with CANN's three.
+# Forward and backward, with CANN's three operators.
 LAUNCHES = {
     "mean": ({}, 23),
     "sum": ({"reduction": "sum"}, 20),

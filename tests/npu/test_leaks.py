@@ -1,4 +1,4 @@
-"""Many calls with changing shapes leave nothing alive and do not grow the process."""
+"""Many calls with changing shapes leave no live objects and do not grow the process."""
 
 import gc
 import itertools

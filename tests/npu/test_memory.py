@@ -1,11 +1,11 @@
-"""Losses on a head take at most max_memory on an NPU, beside rows of the input's size."""
+"""Losses on a head use at most max_memory on an NPU, in addition to rows of the input's size."""
 
 from torch_aclnn_ops import functional as F
 
 import pytest
 import torch
 
-# A device's operators have workspaces, too.
+# A device's operators also have workspaces.
 pytestmark = pytest.mark.simulator
 
 ROWS, FEATURES, CLASSES = 512, 64, 4000

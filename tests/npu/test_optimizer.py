@@ -1,4 +1,4 @@
-"""FusedEmaAdam on an NPU: the CPU's results, launches per step, and no wait for the device."""
+"""FusedEmaAdam on an NPU: the CPU's results, the launches per step, and no waiting for the device."""
 
 from torch_aclnn_ops import disabled, explain, report
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -31,7 +31,7 @@ def on_the_cpu(tensors):
 
 
 def set_gradients(model, step, has_one=lambda i: True):
-    """Set the gradients of the CPU's model, so that both devices are given the same."""
+    """Set the gradients of the CPU's model, so that both devices get the same."""
     reference = Weights(next(model.parameters()).dtype)
     reference.set_gradients(step)
     for i, (weight, other) in enumerate(zip(model.parameters(), reference.parameters(), strict=True)):
@@ -62,8 +62,8 @@ OPTIONS = {
 def test_20_steps_give_the_cpus_weights_and_averages(options, dtype):
     model, optimizer = trained("npu", dtype, 20, **options)
     expected, expected_optimizer = trained("cpu", dtype, 20, **options)
-    # CANN's kernel rounds beta2 to float32, which leaves 1 - beta2 five digits, and without bias correction the updates
-    # as many; their sum is below 1. Weights of 16 bits may round to the neighbour, next to a tie.
+    # CANN's kernel rounds beta2 to float32, which leaves five digits of 1 - beta2, and without bias correction of the
+    # updates, whose sum is below 1. 16-bit weights may round to the neighbor next to a tie.
     bound = 1e-5
     atol = bound if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     assert_all_close(on_the_cpu(weights_of(model)), weights_of(expected), atol)
@@ -103,7 +103,7 @@ def test_a_flattened_step_launches_the_operator_once_per_buffer(dtype, options):
     for weight in optimizer.param_groups[1]["params"]:
         weight.grad = torch.ones_like(weight)
     assert launches_of(optimizer.step) == 2
-    weights[20].grad = None  # it cuts the buffer
+    weights[20].grad = None  # splits the buffer
     assert launches_of(optimizer.step) == 3
 
 
@@ -134,7 +134,7 @@ def fail_on_synchronization(monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio"}, {"ema_start_step": 2}], ids=str)
 def test_scaled_steps_and_tensor_learning_rates_do_not_synchronize(monkeypatch, options, flatten):
     _, optimizer = many(3, flatten=flatten, lr=torch.tensor(0.1, device="npu"), **options)
-    optimizer.step()  # makes buffers, and may wait
+    optimizer.step()  # creates buffers, and may wait
     fail_on_synchronization(monkeypatch)
     with pytest.raises(AssertionError, match="waits for the device"):
         optimizer.param_groups[0]["lr"].item()
@@ -319,7 +319,7 @@ def test_states_with_new_data_are_used(which):
     for replaces in (True, False):
         model, optimizer = trained("npu", torch.bfloat16, 2)
         tensors = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "ema_params")]
-        aliases = [tensor.detach() for tensor in tensors]  # that hold the old data
+        aliases = [tensor.detach() for tensor in tensors]  # these hold the old data
         for tensor in tensors[which]:
             if replaces:
                 tensor.data = 2 * tensor.data

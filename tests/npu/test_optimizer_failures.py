@@ -1,4 +1,4 @@
-"""FusedEmaAdam on an NPU whose functions fail: a swap loses nothing, and a step says to load a checkpoint."""
+"""FusedEmaAdam on an NPU with failing functions: a swap loses nothing, and a step says to load a checkpoint."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ def contents(optimizer):
 @pytest.mark.skipif(
     os.environ.get("TASK_QUEUE_ENABLE") == "2", reason="there torch_npu queues the first phase, and the queue ends"
 )
-@pytest.mark.parametrize("nth", range(1, 9))  # of 4 copies of weights, and 4 of averages
+@pytest.mark.parametrize("nth", range(1, 9))  # 4 copies of weights and 4 of averages
 def test_a_failed_copy_on_entering_a_swap_loses_nothing(nth):
     weights, optimizer = trained()
     before = contents(optimizer)

@@ -1,4 +1,4 @@
-"""Steps of FusedEmaAdam in captured graphs of an NPU, whose replays the host does not count."""
+"""Steps of FusedEmaAdam in captured NPU graphs, whose replays the host does not count."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ def back_on_the_default_stream():
 
 
 class Training:
-    """Steps with constant gradients, of all parameters or only of the first."""
+    """Steps with constant gradients, for all parameters or only the first."""
 
     def __init__(self, flatten, dtype=torch.float32, **options):
         generator = torch.Generator().manual_seed(0)

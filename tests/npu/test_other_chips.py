@@ -34,7 +34,7 @@ def test_linear_cross_entropy_falls_back_to_pytorch():
 
 
 def _calls():
-    """A call of each raw operator that fits on every chip that has the operator."""
+    """Return a call of each raw operator that is valid on every chip that has the operator."""
     input, weight, target = _linear()
     mask, ones = torch.zeros(1, dtype=torch.uint8).npu(), torch.ones(4).npu()
     state, step = [torch.rand(4).npu() for _ in range(5)], torch.tensor([1]).npu()

@@ -1,10 +1,10 @@
-"""The code of the documentation that needs an NPU, and the README's example on one."""
+"""The documentation's code that needs an NPU, and the README's example on one."""
 
 import pytest
 
 from tests._pages import ON_NPU, PAGES, blocks, name_of, run
 
-# Those of the host NPU are run by its own tests.
+# The host NPU's own tests run its pages.
 BLOCKS = [
     block
     for page in PAGES

@@ -1,4 +1,4 @@
-"""The raw operators on an NPU: against their formulas, through each of their entries, and with private formats."""
+"""The raw operators on an NPU: against their formulas, through each entry point, and with private formats."""
 
 from collections import Counter
 
@@ -18,12 +18,12 @@ from tests.npu._operators import counted_launches, each_contract, flat, good_arg
 def test_kernel_equals_the_formula_in_float64(contract, sample, dtype):
     operator = contract.OPERATOR
     arguments = sample.arguments(Maker(dtype))
-    # The entries differ before the launch, for all samples in the same way.
+    # The entry points differ only before the launch, in the same way for all samples.
     others = [operator, getattr(_extension._module, operator.name)] if sample is contract.SAMPLES[0] else []
     for entry in (operator.overload, *others):
         results = entry(*operator.complete(to_npu(arguments), {}))
         assert {result.device.type for result in flat(results)} == {"npu"}
-        # The device rounds logits to 16 bits, which moves everything that is computed from them.
+        # The device rounds logits to 16 bits, which affects everything computed from them.
         contract.assert_right(results, arguments, dtype, 2 * contract.ROUNDINGS)
 
 
@@ -50,7 +50,7 @@ def test_adam_matches_float64_up_to_rounding(case, dtype, roundings):
     options = {**test_ema_adam.OPTIONS, **case.options}
     truths = test_ema_adam.true_states(tensors, case.step, **case.options)
     for name in test_ema_adam.STATE:
-        # The device computes 1 - beta**step in float32, where the digits of beta**step cancel.
+        # The device computes 1 - beta**step in float32, with cancellation.
         allowed = roundings * torch.finfo(dtype).eps * truths[name].abs().clamp(min=1) + 1e-3 * options["lr"]
         assert bool(((on_npu[name].cpu().double() - truths[name]).abs() <= allowed).all())
 
@@ -155,7 +155,7 @@ def test_the_softmax_is_marked_as_changed():
 
 
 def test_targets_above_float32_precision_select_the_right_column():
-    # CANN compares targets with the ends in float32, where 2**24 + 1 is 2**24.
+    # CANN compares targets with the bounds in float32, where 2**24 + 1 equals 2**24.
     start = 2**24
     input, weight = torch.ones(3, 2).half(), torch.arange(256.0).reshape(128, 2).half()
     target = torch.tensor([start - 1, start + 1, start + 128])
@@ -184,7 +184,7 @@ def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(contract)
         results = flat(operator.overload(*arguments))
     stream.synchronize()
     torch.npu.set_device(0)
-    results += flat(operator.overload(*arguments))  # with another device than theirs as the current one
+    results += flat(operator.overload(*arguments))  # while another device is current
     assert torch.npu.current_device() == 0
     for result, truth in zip(results, expected * 2, strict=True):
         assert result.device == torch.device(last)
@@ -198,12 +198,12 @@ def test_every_supported_rank(rank):
     torch.testing.assert_close(ops.mse_loss_backward(*to_npu(tuple(tensors)), 1).cpu(), expected)
 
 
-_NZ = 29  # a private format, where strides say nothing
+_NZ = 29  # a private format, for which strides are meaningless
 
 
 @pytest.fixture
 def make_nz():
-    """Make a tensor in the format FRACTAL_NZ."""
+    """Return a function that creates tensors in the format FRACTAL_NZ."""
     import torch_npu
 
     torch.npu.config.allow_internal_format = True

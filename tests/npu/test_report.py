@@ -1,4 +1,4 @@
-"""report on an NPU: calls are counted by what computed them, and launches are those of CANN's operators."""
+"""report on an NPU: calls are counted by their implementation, and launches by CANN's operators."""
 
 from torch_aclnn_ops import disabled, functional, ops, optim, report
 
@@ -87,7 +87,7 @@ def test_compiled_losses_on_a_head_are_counted_with_their_implementation(backend
     assert len(launches) == len(operators) == 3
 
 
-# Raw operators stay on, and torch_npu's loss takes no float64.
+# Raw operators stay enabled, and torch_npu's loss does not support float64.
 _OTHERS = ("a raw operator", "a raw operator with a gradient", "mse_loss in float64")
 DISABLED = {name: call for name, (call, *_) in CALLS.items() if name not in _OTHERS}
 DISABLED |= {

@@ -1,4 +1,4 @@
-"""Patched language models on an NPU, the trainers of transformers, TRL and Lightning, and others' files."""
+"""Patched language models on an NPU, the trainers of transformers, TRL and Lightning, and files of other libraries."""
 
 import importlib
 from functools import partial
@@ -29,7 +29,7 @@ CROSS_ENTROPY = {"aclnnFusedLinearOnlineMaxSum", "aclnnFusedLinearCrossEntropyLo
 
 @pytest.fixture
 def launched():
-    """Return the operators that were launched since the test has begun."""
+    """Return a function that returns the operators launched since the start of the test."""
     before = torch_aclnn_ops.launches()
     return lambda: {name for name, count in torch_aclnn_ops.launches().items() if count > before.get(name, 0)}
 
@@ -125,7 +125,7 @@ def test_lightning_clips_gradients_that_it_has_scaled_on_it(place):
 
 
 class InAutocast(Model):
-    """Keeps the dtype that its layers compute in."""
+    """Records the dtype in which its layers compute."""
 
     def loss(self, rows):
         self.dtype_seen = self.layers[0](rows).dtype

@@ -1,4 +1,4 @@
-"""A vocabulary spread over two processes with NPUs: fused operators, one packed collective, the CPU's results."""
+"""A vocabulary sharded over two processes with NPUs: fused operators, one packed collective, the CPU's results."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from benchmarks._launches import count_launches
 
 ROWS, FEATURES, CLASSES = 24, 16, 288
 OUTPUTS = ("log_probabilities", "logsumexp", "z_loss")
-# Number of classes of each rank, and options of the function.
+# The number of classes of each rank, and options of the function.
 CASES = {
     "fused": ((160, 128), {}),
     "fused, none": ((128, 160), {"reduction": "none"}),
@@ -44,14 +44,14 @@ def _shared(sizes, rank):
 
 
 def results_and_gradients(sizes, options, device, rank=None):
-    """Return the results, and gradients by input and head; without a rank, those of the full head."""
+    """Return the results and the gradients of input and head; without a rank, those of the full head."""
     input, head, target = _leaves(device, sizes, rank, ignored=options.get("ignore_index", -100))
     options = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
     result = F.linear_cross_entropy(input, head, target, **options, **_shared(sizes, rank))
     found = [result] if isinstance(result, torch.Tensor) else [one for one in result if one is not None]
     total = found[0].sum()
     if "outputs" in options:
-        # Some gradients of losses are 0, and then those of the log-sum-exp are not.
+        # Some gradients of losses are 0, but then those of the log-sum-exp are not.
         factors = torch.arange(ROWS, device=device).remainder(3)
         differentiable = [one for one in found if one.requires_grad]
         total = sum((one * factors).sum() for one in differentiable) + differentiable[-1].square().sum()
@@ -61,7 +61,7 @@ def results_and_gradients(sizes, options, device, rank=None):
 
 
 def second_derivative(device, rank=None):
-    """Return the derivative of a function of the gradient of the input."""
+    """Return the derivative of a function of the input's gradient."""
     input, head, target = _leaves(device, sizes := (160, 128), rank)
     options = {"reduction": "none", "lse_square_scale": 0.1}
     loss = F.linear_cross_entropy(input, head, target, **options, **_shared(sizes, rank))
@@ -70,7 +70,7 @@ def second_derivative(device, rank=None):
 
 
 def _rows_that_are_ignored_or_absent(device, rank):
-    """Return sums of losses and gradients where all rows are ignored, and where there are none."""
+    """Return sums of losses and gradients if all rows are ignored, and if there are none."""
     found = []
     for rows in (4, 0):
         input, head, target = _leaves(device, sizes := (160, 128), rank, max(rows, 4))
@@ -81,7 +81,7 @@ def _rows_that_are_ignored_or_absent(device, rank):
 
 
 def _counted(sizes, options, device, rank):
-    """Return the results, and how often which operators of this package and which collectives were launched."""
+    """Return the results, and the launches of this package's operators and of collectives."""
     before = torch_aclnn_ops.launches(), host_npu.stats().collectives
     found = results_and_gradients(sizes, options, device, rank)
     torch.npu.synchronize()
@@ -103,7 +103,7 @@ def results(device):
 
 
 def launches(device):
-    """How many operators a call launches, forward and backward; 256 classes for each process."""
+    """Return the number of operators that a call launches, forward and backward; 256 classes per process."""
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(64, 32, generator=generator).bfloat16().to(device).requires_grad_()
     head = (0.2 * torch.randn(512, 32, generator=generator)).bfloat16().chunk(2)[dist.get_rank()]
@@ -124,7 +124,7 @@ def launches(device):
     return {name: count_launches(partial(call, more)) for name, more in calls.items()}
 
 
-# The processes, and what they count, are the host NPU's.
+# The processes and their counters are the host NPU's.
 pytestmark = pytest.mark.simulator
 
 FUSED = {
@@ -136,7 +136,7 @@ LAUNCHES = {name: [FUSED, FUSED] for name in CASES if name.startswith("fused")}
 LAUNCHES |= {"one shard too small for the operators": [FUSED, {}], "label smoothing": [{}, {}]}
 
 
-# Gloo's tensors go through the CPU.
+# Gloo transfers tensors through the CPU.
 @pytest.fixture(scope="module", params=["hccl", "gloo"])
 def backend(request):
     return request.param
@@ -191,5 +191,5 @@ def test_a_gradient_can_be_differentiated(found):
 def test_a_vocab_parallel_loss_launches_what_ranks_exchange_and_compare_besides():
     for rank, found in enumerate(run(launches, 2, device="npu", backend="hccl")):
         for name, number in {"mean": 45, "sum": 42, "none": 41, "z-loss": 51}.items():
-            # The first rank's classes begin at 0, which need not be subtracted from targets.
+            # The first rank's classes start at 0, which need not be subtracted from targets.
             assert found[name].total() == number + (rank > 0), (name, found[name].total())
