@@ -4,8 +4,8 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
-# The headers of torch_npu are enough to compile a part of the host NPU, torch for everything else: what is not needed
-# yet is installed meanwhile.
+# torch_npu's headers suffice to compile a part of the host NPU, and torch for everything else: further packages are
+# installed in the meantime.
 WITH_TORCH_NPU := $(VENV)/with_torch_npu
 WITH_TORCH := $(VENV)/with_torch
 INSTALLED := $(VENV)/installed
@@ -16,17 +16,17 @@ LIBRARIES_OF_HOST_NPU := $(VENV)/built_libraries
 BUILT_HOST_NPU := $(VENV)/built_host_npu
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
 HOST_NPU_SOURCES := host-npu/setup.py $(shell find host-npu/csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
-# Without bytecode, an eighth of the time: Python writes that of the modules that are imported.
+# Without bytecode, which Python writes when a module is imported: an eighth of the time.
 PIP := $(RUN) -m pip install --disable-pip-version-check --no-compile
-# Only the longest downloads show how far they are.
+# Only the longest downloads show their progress.
 QUIET_PIP := $(PIP) --quiet
 
-# Where torch_npu is installed without CANN, `import torch` alone fails (see torch_aclnn_ops/_torch_npu.py); tools that
-# import torch before this package can be kept from it by this variable only. A simulated NPU names a folder, too.
+# If torch_npu is installed without CANN, `import torch` fails (see torch_aclnn_ops/_torch_npu.py), and only this
+# variable protects tools that import torch before this package. A simulated NPU also sets ASCEND_HOME_PATH.
 CANN := $(shell ldconfig -p 2>/dev/null | grep -c libascendcl)$(if $(HOST_NPU_ENABLE),,$(ASCEND_HOME_PATH))
 ifeq ($(CANN),0)
 export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
-# No NPU: a simulated one.
+# There is no NPU: use a simulated one.
 ON_NPU = $(RUN) -m host_npu
 else
 ON_NPU = $(RUN)
@@ -50,7 +50,7 @@ $(WITH_TORCH): | $(WITH_TORCH_NPU)
 	$(PIP) torch_npu==$(TORCH)
 	touch $@
 
-# Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
+# Without build isolation, because the extensions are compiled against the installed torch and torch_npu.
 $(INSTALLED): pyproject.toml host-npu/pyproject.toml | $(WITH_TORCH)
 	@echo "setup, 2 of 4: the packages of examples and tests, 0.2 GB, while 3 and 4 compile"
 	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(QUIET_PIP) --no-build-isolation --editable ".[examples,test,lint]"
@@ -83,7 +83,7 @@ test: setup
 	$(RUN) -m pytest --quiet --numprocesses auto
 	cd host-npu && ../$(RUN) -m pytest --quiet --numprocesses auto
 
-# The tests of the operators on a device, or on the host NPU, which also runs what is marked as its own.
+# The operators' tests on a device, or on the host NPU, which also runs the tests marked `simulator`.
 test-npu: setup
 	$(ON_NPU) -m pytest --quiet --numprocesses auto tests/npu
 
@@ -96,7 +96,7 @@ test-all: setup
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
-# The tools of the extra alone: the sources are read and not imported, so that torch is not needed.
+# Only the tools of the extra: the sources are read and not imported, so torch is not needed.
 $(VENV)/docs: pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(QUIET_PIP) $(shell sed -n 's/^docs = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')

@@ -20,7 +20,7 @@ LOGITS = BATCH * TOKENS * CLASSES
 # Fewer than a step's rows, so that kernels that take all rows at once are detected.
 CHUNK = 16
 
-# Options of a tiny configuration besides the sizes, by model_type.
+# Options of a tiny configuration other than the sizes, by model_type.
 FAMILIES = {
     **dict.fromkeys(("llama", "qwen3", "mistral", "phi3", "gpt2", "olmo2", "deepseek_v3"), {}),
     "phi": {},  # its head has a bias

@@ -1,9 +1,9 @@
 // CANN's aclnnMseLoss and aclnnMseLossBackward as operators of PyTorch for NPU tensors: own_operator::mse_loss and
 // own_operator::mse_loss_backward, of the squared errors of all elements.
 //
-// It is compiled with what pip installs, torch and torch_npu. CANN's headers of the operators are not needed, because
-// the few signatures stand here. What it leaves out for shortness, csrc/npu of this repository has: deterministic
-// algorithms, private formats, tensors on several devices, and failures of torch_npu's queue.
+// It needs only torch and torch_npu, which pip installs. CANN's operator headers are not needed, because the few
+// signatures are declared here. For brevity it does not handle deterministic algorithms, private formats, tensors on
+// several devices, and failures of torch_npu's queue; csrc/npu of this repository does.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -23,7 +23,7 @@
 struct aclTensor;
 struct aclOpExecutor;
 
-// torch_npu's look-up, which also searches packages of custom operators; older ones do not export it.
+// torch_npu's lookup, which also searches packages of custom operators. Older versions do not export it.
 void* GetOpApiFuncAddr(const char* name) __attribute__((weak));
 
 namespace {
@@ -53,7 +53,7 @@ aclDataType acl_dtype(at::ScalarType dtype) {
     return dtype == at::kFloat ? ACL_FLOAT : dtype == at::kHalf ? ACL_FLOAT16 : ACL_BF16;
 }
 
-// A view passes as it is: the base of its storage, offset, sizes and strides.
+// Describes a view without a copy: by its storage, offset, sizes and strides.
 std::shared_ptr<aclTensor> describe(const at::Tensor& tensor) {
     static auto* const create = find<CreateTensor>("aclCreateTensor");
     static auto* const destroy = find<DestroyTensor>("aclDestroyTensor");
@@ -64,7 +64,7 @@ std::shared_ptr<aclTensor> describe(const at::Tensor& tensor) {
         destroy};
 }
 
-// Calls phase one here, so that CANN's refusal is an exception where the call stands, and queues phase two.
+// Calls phase one directly, so that a refusal by CANN is raised by this call, and queues phase two.
 template <class PhaseOne, class... Arguments>
 void launch(const std::string& name, const Arguments&... arguments) {
     static auto* const phase_one = find<PhaseOne>(name + "GetWorkspaceSize");
@@ -84,12 +84,12 @@ void launch(const std::string& name, const Arguments&... arguments) {
         const char* const message = aclGetRecentErrMsg();
         TORCH_CHECK(false, name, " refuses the call with status ", status, ": ", message == nullptr ? "" : message);
     }
-    // Freed when this function ends, with phase two still queued: the memory is given to later work of the stream only.
+    // Freed when this function returns, while phase two is queued: only later work of the stream reuses the memory.
     c10::DataPtr workspace;
     if (workspace_size > 0) {
         workspace = c10::GetAllocator(c10::DeviceType::PrivateUse1)->allocate(workspace_size);
     }
-    // With false, because with true it waits for the queue.
+    // stream(true) would wait for the queue.
     const aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
     at_npu::native::OpCommand::RunOpApiV2(name, [=, data = workspace.get(), tensors = std::move(tensors)] {
         return phase_two(data, workspace_size, executor, stream);

@@ -1,4 +1,4 @@
-"""Features that programs use besides operators: profilers, utilization, host memory."""
+"""Features other than operators that programs use: profilers, utilization, host memory."""
 
 import pytest
 import torch
