@@ -18,8 +18,7 @@ _NOTHING = (
     " empty_strided expand item lift_fresh narrow new_empty permute reshape resize_ resolve_conj resolve_neg"
     " select set_ slice split split_with_sizes squeeze t to transpose unbind unflatten unsqueeze view view_as"
 ).split()
-# A nested call of this operator shows that the host NPU ran an operator with a CPU kernel, whose other nested calls do
-# not count.
+# This nested call shows that the host NPU ran an operator with a CPU kernel, whose other nested calls do not count.
 _RUN_BY_HOST = "aten::resolve_conj"
 
 

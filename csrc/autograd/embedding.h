@@ -20,8 +20,7 @@ struct Embedding : torch::autograd::Function<Function> {
     }
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& weight, int64_t padding_idx, bool scale_grad_by_freq) {
-        // The result would otherwise be a view, and autograd does not allow in-place changes of a view returned by a
-        // Function.
+        // The result would otherwise be a view, and autograd forbids in-place changes of a Function's views.
         const at::AutoDispatchBelowADInplaceOrView below;
         context->save_for_backward({input});
         context->saved_data["options"] = std::tuple(weight.size(0), padding_idx, scale_grad_by_freq);

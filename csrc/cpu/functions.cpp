@@ -59,8 +59,7 @@ struct BinaryCrossEntropyBackward {
     }
 };
 
-// torch's float16 lower bound of the denominator is 0, which would make the gradient at 0 and 1 NaN. Calls the raw
-// operator.
+// torch's float16 lower bound of the denominator is 0, so the gradient at 0 and 1 would be NaN: use the raw operator.
 struct BinaryCrossEntropyKernel {
     static at::Tensor call(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
                            const std::optional<at::Tensor>& weight, int64_t reduction) {

@@ -139,8 +139,7 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target_mask,
     const at::Tensor& masked_target, const std::optional<at::Tensor>& logits_max,
     const std::optional<at::Tensor>& sum_exp_logits, const std::optional<at::Tensor>& softmax) {
-    // CANN writes nothing if input or weight is empty, though the gradient of the other may have elements, which are
-    // zeros.
+    // CANN writes nothing if input or weight is empty, though the other's gradient may have elements: zeros.
     const bool is_empty = input.numel() == 0 || weight.numel() == 0;
     at::Tensor input_grad =
         is_empty ? at::zeros(input.sizes(), input.options()) : make_output(input.sizes(), input.options());

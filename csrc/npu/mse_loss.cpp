@@ -16,8 +16,7 @@ struct MseLossBackward : Signature<In, In, In, int64_t, Out> {
                           int64_t reduction);
 };
 
-// The gradient has the broadcast shape of all three, even if it is larger than self's: neither CANN nor the formula
-// sums it back.
+// The gradient has the broadcast shape of all three, even if larger than self's: CANN and the formula do not reduce it.
 at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
                                 int64_t reduction) {
     const bool is_same_shape = self.sizes() == target.sizes() &&

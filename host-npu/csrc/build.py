@@ -36,8 +36,7 @@ _FLAGS = [
 ]
 # A new warning of another compiler must not break an installation.
 _WARNINGS_ARE_ERRORS = os.environ.get("HOST_NPU_WERROR") == "1"
-# x86-64-v3 would be faster, but a wheel may be moved to an older machine. Loops over elements are worth vectorizing at
-# any length.
+# x86-64-v3 would be faster, but a wheel may be moved to an older machine. Loops of any length are worth vectorizing.
 _OPTIMISATION = "-O2", "-fvect-cost-model=dynamic"
 # Code that only calls torch gains nothing from -O2, which takes a third longer to compile.
 _CALLS_OF_TORCH = ("-O1",)

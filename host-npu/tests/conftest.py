@@ -2,8 +2,7 @@
 
 import os
 
-# torch_npu cannot be imported without CANN, and `import torch` would import it, here and in programs that the tests
-# run.
+# torch_npu cannot be imported without CANN, and `import torch` would import it, here and in programs that tests run.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 import pytest

@@ -56,8 +56,7 @@ _CHOICES_IN = {
         ("bucketize", "histc", "searchsorted"), ("self not implemented for DT_BFLOAT16", "CANN has no kernel for it")
     ),
 }
-# Operators whose results do not equal the CPU's bit for bit, but are as close to float32's as the dtype allows; and
-# why.
+# Operators that do not equal the CPU's bit for bit, but are as close to float32's as the dtype allows, and why.
 _ROUNDED_ONCE = "16-bit matrices are multiplied in float32 and rounded once, as on a device"
 _SAMPLED_ONCE = "16-bit images are sampled in float32 and rounded once, as on a device"
 _SIMULATED = "a simulated operator of CANN, whose arithmetic is float32 and rounded once"

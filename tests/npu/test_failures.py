@@ -65,8 +65,7 @@ def test_a_phase_one_failure_says_what_cann_says(message, said):
 
 
 def test_an_out_of_memory_workspace_leaks_nothing():
-    # There is memory for the output, but not for the workspace. Phase two never runs, and phase one's executor must
-    # still be destroyed.
+    # There is memory for the output, but not for the workspace. Phase two never runs; the executor must be destroyed.
     gradient, indices = torch.rand(6, 3).npu(), torch.tensor([0, 1, 2, 3, 1, 1]).npu()
     expected = ops.embedding_dense_backward(gradient, indices, 4, -1, True).cpu()
     torch.npu.synchronize()

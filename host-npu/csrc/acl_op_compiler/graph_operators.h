@@ -29,8 +29,7 @@ using GraphOperator = std::optional<std::string> (*)(const GraphCall& call);
 // Registers the implementation of an operator. Not thread-safe: call it while a library is loaded.
 HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run);
 
-// While it exists, the thread is in a function of torch_npu whose graph operators are simulated even with
-// jit_compile=False.
+// Marks that the thread is in a function of torch_npu whose graph operators always run, whatever jit_compile is.
 class HOST_NPU_EXPORT InSimulatedFunction {
   public:
     InSimulatedFunction();

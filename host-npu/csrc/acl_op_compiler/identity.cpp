@@ -26,8 +26,7 @@ bool all_at_least(std::int64_t least, const Sizes& dims) {
 // offset of an element. In private formats, some dimensions are split into blocks.
 using Offsets = std::vector<Sizes>;
 
-// Returns the offsets of indices up to `size` in blocks of `block`: `within` is the stride within a block, `between`
-// that between blocks.
+// The offsets of `size` indices in blocks of `block`, with the strides `within` a block and `between` blocks.
 Sizes offsets(std::int64_t size, std::int64_t block, std::int64_t between, std::int64_t within) {
     Sizes all(static_cast<std::size_t>(size));
     for (std::int64_t index = 0; index < size; ++index) {

@@ -116,8 +116,7 @@ aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream stream) {
     return run_api(__func__, [&] { stream_of(stream)->end_update(); });
 }
 
-// The first function that torch_npu calls for a conditional graph. Only some of its headers declare it, in different
-// ways.
+// torch_npu's first call for a conditional graph. Only some of its headers declare the function, in different ways.
 HOST_NPU_EXPORT aclError refuse_condition() __asm__("aclmdlRICondHandleCreate");
 
 aclError refuse_condition() { return refuse_graph("aclmdlRICondHandleCreate", "conditions in captured graphs"); }

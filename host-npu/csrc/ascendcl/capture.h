@@ -127,8 +127,7 @@ Handles<Graph>& graphs();
 
 void begin_capture(Stream& stream, aclmdlRICaptureMode mode);
 
-// Sets the calling thread's mode, which determines the captures that forbid unsafe calls on it. Returns the previous
-// mode.
+// Sets the calling thread's mode, which selects the captures that forbid unsafe calls. Returns the previous mode.
 aclmdlRICaptureMode exchange_capture_mode(aclmdlRICaptureMode mode);
 
 // Throws and invalidates captures that forbid unsafe calls, such as blocking copies and fills, on the calling thread.

@@ -1,5 +1,4 @@
-// The interface of the simulated device for the simulated operators, exported by libascendcl.so next to the published
-// ABI.
+// The interface of the simulated device for the simulated operators, which libascendcl.so exports next to the ABI.
 #pragma once
 
 #include <cstddef>

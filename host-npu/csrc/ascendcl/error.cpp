@@ -55,8 +55,7 @@ void report_error(std::int32_t status, const std::string& text) {
 }
 
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept {
-    // torch_npu reads this status first after any failure, and only warns if it is "not supported", which would hide a
-    // later failure.
+    // After any failure, torch_npu reads this status first. "Not supported" only warns, and would hide a later failure.
     if (status != ACL_ERROR_RT_FEATURE_NOT_SUPPORT) last_status = status;
     try {
         report_error(status, std::string(function) + ": " + text);

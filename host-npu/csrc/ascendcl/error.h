@@ -40,8 +40,7 @@ void throw_if_injected(const char* function);
 // Reports the failure of `function` to the calling thread and returns its status.
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept;
 
-// The same for an operation that a capture refuses. Returns success on the thread of torch_npu's queue, which a failure
-// would end.
+// The same for a capture's refusal. Succeeds on the thread of torch_npu's queue, because a failure would end the queue.
 std::int32_t refused_in_capture(const char* function, const RefusedInCapture& refusal) noexcept;
 
 // Makes messages visible to all threads.

@@ -6,8 +6,7 @@
 
 namespace host_npu {
 
-// Explains, on stderr, faults in the `size` bytes from `device` and in their aliases from `alias`, before the previous
-// handler runs.
+// Explains faults in the `size` bytes from `device` and from `alias` on stderr, before the previous handler runs.
 void explain_memory_faults(std::uintptr_t device, std::uintptr_t alias, std::size_t size);
 
 }  // namespace host_npu

@@ -123,8 +123,7 @@ class Event {
     std::uint32_t flags() const { return flags_; }
     void record(Stream& stream);
     void reset(Stream& stream);
-    // Makes later tasks of `stream` wait for the last record, and propagates the recording stream's fault at that
-    // point.
+    // Makes later tasks of `stream` wait for the last record, and passes on the recording stream's fault there.
     void block(Stream& stream);
     bool is_complete() const;
     // Waits for the last record, then throws the recording stream's fault at that point, if any.

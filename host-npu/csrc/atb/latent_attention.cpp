@@ -90,8 +90,7 @@ struct Ring {
     }
 };
 
-// Latent attention of one query per sequence to keys in two parts in blocks of a cache. The first parts are also the
-// values.
+// Latent attention of one query per sequence to two-part keys in blocks of a cache. The first parts are the values.
 struct Latent {
     std::int64_t heads, key_heads, mask_type, calculation, cache;
     float scale;

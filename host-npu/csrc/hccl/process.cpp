@@ -17,8 +17,7 @@ struct Status {
 };
 
 std::optional<Status> status_of(std::int32_t id) {
-    // Reads the file of the main thread, which has the same start time, because qemu user emulation fakes
-    // /proc/ID/stat.
+    // Reads the main thread's file, which has the same start time: qemu user emulation fakes /proc/ID/stat.
     std::ifstream file("/proc/" + std::to_string(id) + "/task/" + std::to_string(id) + "/stat");
     const std::string text((std::istreambuf_iterator<char>(file)), {});
     // The second field is the name, in parentheses, and may contain anything.

@@ -17,8 +17,7 @@ struct Settings {
     Limit execution_limit;
 };
 
-// The values of HCCL_CONNECT_TIMEOUT and HCCL_EXEC_TIMEOUT, or HCCL's defaults. Both throw Refusal for an invalid
-// value.
+// HCCL_CONNECT_TIMEOUT and HCCL_EXEC_TIMEOUT, or HCCL's defaults. Both throw Refusal for an invalid value.
 std::chrono::seconds connect_limit();
 Limit execution_limit();
 

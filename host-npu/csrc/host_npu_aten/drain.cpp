@@ -6,8 +6,7 @@
 namespace host_npu {
 
 void drain(c10::Device device) {
-    // torch_npu's own wait would be reported by torch.npu.set_sync_debug_mode(), but on a device the host does not wait
-    // here.
+    // torch.npu.set_sync_debug_mode() would report torch_npu's own wait, but on a device the host does not wait here.
     const auto status = aclrtSynchronizeStream(c10_npu::getCurrentNPUStream(device.index()).stream());
     TORCH_CHECK(status == ACL_ERROR_NONE, "NPU function error: aclrtSynchronizeStream, error code is ", status, "\n",
                 c10_npu::c10_npu_get_error_message());

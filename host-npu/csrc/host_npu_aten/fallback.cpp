@@ -45,8 +45,7 @@ c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, bool is_writt
                         [&](const at::Tensor& tensor) { return views.view(tensor, may_be_on_host, is_written); });
 }
 
-// Whether the result has the shape and dtype of the first argument, and all arguments are float32 tensors of that
-// shape.
+// Whether the result has the shape and dtype of the first argument; all tensors are float32 and of that shape.
 bool is_like_first(const c10::OperatorHandle& op, Arguments arguments) {
     static constexpr std::string_view names[] = {
         "aten::_softmax",
@@ -147,8 +146,7 @@ struct IgnoreWarnings : c10::WarningHandler {
     void process(const c10::Warning&) override {}
 };
 
-// Calls the kernel for a CPU tensor that requires a gradient: the derivative, or the composite. Both dispatch their
-// calls.
+// Calls the kernel of CPU tensors that require a gradient: a derivative or composite, which dispatches its calls.
 void derive_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     refuse_undocumented_dtype(op, *stack);
     op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradCPU).callBoxed(op, keys, stack);

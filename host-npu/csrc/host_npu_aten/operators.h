@@ -5,8 +5,7 @@
 
 namespace host_npu {
 
-// Throws if torch_npu has no kernel for an operator that the simulated operators declare as native. Call it before
-// kernels are replaced.
+// Throws if torch_npu lacks a kernel that the simulated operators declare as native. Call it before any is replaced.
 void require_native_kernels();
 
 // Whether the CPU kernel replaces the operator's NPU kernel.
@@ -15,8 +14,7 @@ bool falls_back(const c10::OperatorHandle& op);
 // Whether PyTorch's composite replaces torch_npu's kernels of the operator.
 bool is_composed(const c10::OperatorHandle& op);
 
-// Whether PyTorch's derivative replaces the operator's autograd kernel, which may call operators that are not
-// simulated.
+// Whether PyTorch's derivative replaces the operator's autograd kernel, which may call unsupported operators.
 bool is_derived_by_pytorch(const c10::OperatorHandle& op);
 
 // Whether the argument may be a CPU tensor next to NPU tensors.

@@ -41,15 +41,13 @@ at::Tensor& copy(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& s
     return at_npu::native::custom_ops::npu_format_cast_(self, rows);
 }
 
-// Whether aten::copy_ ignores the conjugate bit of the destination. Copies between two conjugates are correct on a
-// device.
+// Whether aten::copy_ ignores that the destination is a conjugate. A device copies between two conjugates correctly.
 bool loses_conjugate(const at::Tensor& self, const at::Tensor& source) {
     if (!self.is_conj() || !source.is_complex()) return false;
     return self.is_privateuseone() ? !source.is_conj() : source.is_privateuseone();
 }
 
-// aten::copy_, if one of the tensors is a conjugate. Copies of subclasses and of traced tensors are dispatched here
-// again.
+// aten::copy_, if a tensor is a conjugate. Copies of subclasses and of traced tensors are dispatched here again.
 at::Tensor& copy_conjugate(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source, bool non_blocking) {
     TORCH_CHECK(keys.has(DispatchKey::Python) || !loses_conjugate(self, source),
                 "torch_npu does not conjugate what is written to a conjugate such as x.conj(): write to x itself, or "

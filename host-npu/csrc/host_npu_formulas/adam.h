@@ -15,8 +15,7 @@ AdamStep moments(const AdamStep& before, const Tensor& grad, const Number& beta1
     return {before.var, before.m * beta1 + grad * (1 - beta1), before.v * beta2 + grad * grad * (1 - beta2)};
 }
 
-// Returns a step of AdamW. `largest`, if defined, is the running maximum of the second moment. The corrections are 1 -
-// beta^t.
+// A step of AdamW. `largest`, if defined, is the running maximum of the second moment. Corrections are 1 - beta^t.
 template <class Number>
 AdamStep adam_w_step(const AdamStep& before, const Tensor& grad, const Tensor& largest, const Number& lr,
                      const Number& beta1, const Number& beta2, const Number& weight_decay, const Number& epsilon,

@@ -81,8 +81,7 @@ void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, b
     }
 }
 
-// Sets masked scores to minus infinity, whatever their values. The bitwise operations take a fraction of masked_fill_'s
-// time.
+// Sets masked scores to minus infinity, even NaN. Bitwise operations take a fraction of masked_fill_'s time.
 class LeftOut {
   public:
     explicit LeftOut(const OptionalTensor& left_out) {
@@ -115,8 +114,7 @@ Tensor largest_of(const Tensor& scores) {
     return at::full({scores.size(0), scores.size(1), scores.size(2), 1}, kLowest, scores.options());
 }
 
-// Replaces the scores by the weights before normalization. PyTorch's exp2 is faster than its exp, and not slower for
-// minus infinity.
+// Replaces scores by weights before normalization. PyTorch's exp2 is faster than exp, and as fast for minus infinity.
 Tensor weights_of(const Tensor& scores, const Tensor& max) {
     return scores.sub_(max).mul_(std::numbers::log2e).exp2_();
 }

@@ -11,8 +11,7 @@ namespace host_npu {
 // The maximum score of a query that attends to nothing.
 inline constexpr double kLowest = std::numeric_limits<float>::lowest();
 
-// The transformation of the products of queries and keys. Tensors of scores have four dimensions, of size 1 where they
-// broadcast.
+// How products of queries and keys become weights. Tensors of scores have four dimensions, of size 1 to broadcast.
 struct Scores {
     double scale;
     // Added to the scaled products.

@@ -1,5 +1,4 @@
-// Formulas of operators that compute and communicate: the data that a rank sends, and the computation on what it
-// receives.
+// Formulas of operators that compute and communicate: what a rank sends, and the computation on what it receives.
 //
 //     Communication matmul_all_reduce(const AnyTensor& x1, ..., const Group& group, const Out& output) {
 //         return {Function::MatmulAllReduce, [&] { return product(x1, x2); },
@@ -77,8 +76,7 @@ class CommunicatingFormula : private Exported<name> {
         });
     }
 
-    // The number of ranks is part of the cache key, so that a cached call is not reused once its communicator has
-    // ended.
+    // The number of ranks is part of the cache key, so that no cached call is reused after its communicator has ended.
     template <class Argument>
     static std::uint32_t ranks_of(typename Translated<Argument>::C argument) {
         if constexpr (std::is_same_v<Argument, Group>) {

@@ -27,8 +27,7 @@ void require_probability(double probability) {
                 ", which is not in 0 to 1");
 }
 
-// Draws a mask. The generator is not the device's, but reproducible by seed and offset. Without a seed, the result has
-// no values.
+// Draws a mask, reproducibly by seed, but not with the device's generator. Without a seed, only the shape is valid.
 Tensor drawn(std::int64_t count, double probability, std::optional<std::uint64_t> seed, const Tensor& like) {
     require_probability(probability);
     const auto bits = (count + kAlignment - 1) / kAlignment * kAlignment;

@@ -98,8 +98,7 @@ void choose(const IntegerTensor& condition, const AnyTensor& x, const AnyTensor&
 }
 const Formula<"aclnnSWhere", choose> one_of_two;
 
-// Used by torch_npu itself: pads tensors to multiples of 32 bytes for a collective, and copies tensors that are
-// conjugate views.
+// Used by torch_npu itself: pads tensors to multiples of 32 bytes for a collective, and copies conjugate views.
 constexpr Dtypes kPadded = kFloats | Dtypes{ACL_DOUBLE, ACL_INT8, ACL_INT16,     ACL_INT32,     ACL_INT64,
                                             ACL_UINT8,  ACL_BOOL, ACL_COMPLEX64, ACL_COMPLEX128};
 void pad_with(const AnyTensor& x, const std::vector<std::int64_t>& elements, const Number& value, const Out& out) {

@@ -6,8 +6,7 @@
 namespace host_npu {
 namespace {
 
-// Returns the k largest values of each row and their indices. Ties are in index order, which at::topk does not
-// guarantee.
+// The k largest values of each row and their indices. Ties are in index order, unlike in at::topk.
 std::pair<Tensor, Tensor> largest(const Tensor& x, std::int64_t k) {
     TORCH_CHECK(k > 0 && k <= x.size(-1), "k is ", k, "; it must be 1 to ", x.size(-1), ", the number of experts");
     const auto [values, indices] = at::sort(x, /*stable=*/true, /*dim=*/-1, /*descending=*/true);

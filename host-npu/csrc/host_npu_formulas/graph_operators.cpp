@@ -271,8 +271,7 @@ std::optional<std::string> run_strided_slice(const GraphCall& call) {
     return run<4, strided_slice>(call);
 }
 
-// Requires, as torch_npu documents, four dimensions; the last two must be those of the mask and multiples of 32 up to
-// 4096.
+// torch_npu documents four dimensions, of which the last two equal the mask's and are multiples of 32 up to 4096.
 template <std::size_t inputs, void (*compute)(const RunningOperator&)>
 std::optional<std::string> run_masked(const GraphCall& call) {
     if (call.inputs.size() == inputs) {

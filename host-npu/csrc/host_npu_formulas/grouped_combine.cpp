@@ -25,8 +25,7 @@ struct Combined {
     Out out;
 };
 
-// Adds each row times its logit to its token, and the rows of `shared` times their weight to the tokens from an offset
-// on.
+// Adds each row times its logit to its token, and the rows of `shared` times their weight to tokens from an offset.
 void grouped_combine(const Combined& call) {
     TORCH_CHECK(!call.transpose_x && !call.transpose_weight, "transposeX1 and transposeX2 must be false");
     TORCH_CHECK(call.dtype == 0, "dtype is ", call.dtype, "; CANN takes 0, float32");

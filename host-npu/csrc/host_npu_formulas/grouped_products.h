@@ -33,8 +33,7 @@ Sizes sizes_from_ends(Sizes ends);
 // Returns the product of a group's rows, which start at row `first` of x.
 Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t group, std::int64_t first,
                      const GroupOptions& options);
-// Splits the rows of x into consecutive groups. Rows after the last group are not computed; the result has no usable
-// values there.
+// Splits the rows of x into consecutive groups. The result has no usable values after the last group.
 void split_rows(const Tensor& x, const AnyTensorList& weight, const IntegerTensor& list, std::int64_t type,
                 const GroupOptions& options, const Out& out);
 // One group per tensor of x; the products are concatenated to one output.

@@ -203,8 +203,7 @@ Tensor batch_of(const Tensor& x, std::int64_t batch, std::int64_t queries, std::
     return own.slice(2, 0, queries).slice(3, 0, keys);
 }
 
-// Returns the mask as [batches or 1, 1, queries, keys]. A single query's mask may lack its dimension; a triangle is
-// unchanged.
+// Returns the mask as [batches or 1, 1, queries, keys]; a triangle is unchanged. A single query may have no dimension.
 OptionalIntegerTensor mask_of_batch(const Inference& call, std::int64_t batch, const Inputs& in) {
     if (!call.mask || call.mode >= 2) return call.mask;
     const auto& mask = *call.mask;

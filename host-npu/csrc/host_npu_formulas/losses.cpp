@@ -13,8 +13,7 @@ void check_options(const std::string& reduction, double smoothing, double zloss,
                 " instead of mean, sum or none");
 }
 
-// For each row: its column; 1, or 0 if the row is ignored; and the weight of its column. And the weights of all
-// columns.
+// Each row's column, whether it counts (1 or 0) and its column's weight; and the weights of all columns.
 struct Targets {
     Tensor columns, counted, weights, all;
 };

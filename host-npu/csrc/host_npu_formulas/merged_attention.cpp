@@ -20,8 +20,7 @@ void merge(const std::vector<Tensor>& logs, const std::vector<Tensor>& results, 
 }
 const Formula<"aclnnAttentionUpdate", merge> merged_attention;
 
-// Converts statistics [tokens, heads] that are ordered by head within each sequence to token order. `ends` start with
-// 0.
+// Converts statistics [tokens, heads] from head order within each sequence to token order. `ends` start with 0.
 Tensor by_token(const Tensor& x, const IntegerTensor& ends) {
     if (ends.is_meta()) return x;
     std::vector<Tensor> sequences;

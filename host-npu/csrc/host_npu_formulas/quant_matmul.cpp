@@ -21,8 +21,7 @@ Tensor offset_of(const AnyTensor& scale) {
 
 namespace {
 
-// Encodes the upper 19 bits of the float32 scale, truncated or rounded, a 1 in bit 46, and the offset in the 9 bits
-// below.
+// Encodes the float32 scale's upper 19 bits (truncated or rounded), a 1 in bit 46, and the offset in the 9 bits below.
 void trans_quant_param(const AnyTensor& scale, const OptionalTensor& offset, std::int64_t rounding, const Out& out) {
     TORCH_CHECK(scale.scalar_type() == at::kFloat, "scale has dtype ", scale.scalar_type(), " instead of float32");
     TORCH_CHECK(rounding == 0 || rounding == 1, "round_mode is ", rounding, " instead of 0, which cuts off, or 1");

@@ -11,8 +11,7 @@
 namespace host_npu {
 namespace {
 
-// Rotates the pairs by 90 degrees; the transpose is the negative. Pairs span the two halves (mode 0) or are neighbors
-// (1).
+// Rotates pairs by 90 degrees; the transpose is the negative. Pairs span the halves (mode 0) or are neighbors (1).
 Tensor turned(const Tensor& x, std::int64_t mode) {
     TORCH_CHECK(mode == 0 || mode == 1, "the host NPU has modes 0 (half) and 1 (interleave) only, not ", mode);
     TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements; the number must be even");

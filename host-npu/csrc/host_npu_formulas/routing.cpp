@@ -69,8 +69,7 @@ void assign_rows(const Out& out, const Tensor& rows, std::int64_t count) {
     out.in_place().slice(0, 0, count).copy_(rows.slice(0, 0, count));
 }
 
-// Counts of tokens per expert: cumulative (0), plain (1), or pairs of expert and count for experts with rows, padded
-// with zeros (2).
+// Tokens per expert: cumulative (0), counts (1), or pairs of an expert with rows and its count, then zeros (2).
 Tensor numbers_of_tokens(const Choices& by, std::int64_t type, std::int64_t expert_num) {
     if (type == 0) return by.counts.cumsum(0);
     if (type == 1) return by.counts;

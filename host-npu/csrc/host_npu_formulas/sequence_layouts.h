@@ -1,5 +1,4 @@
-// Sequences of tokens for sparse attention, in the layouts BSND, TND and PA_BSND, which stores tokens in the blocks of
-// a table.
+// Sequences of tokens for sparse attention, in the layouts BSND, TND and PA_BSND (blocks of a table).
 #pragma once
 
 #include "host_npu_formulas/formula.h"
@@ -19,8 +18,7 @@ struct Sequences {
     std::int64_t count() const { return layout == "TND" ? lengths->size(0) : tokens.size(0); }
 };
 
-// Throws unless layouts, lengths and shapes match. `of_queries` is the shape of a query token; keys have one head of
-// `size` elements.
+// Throws unless layouts, lengths and shapes match. `of_queries` is a query token's shape; keys have one head of `size`.
 void require_sequences(const Sequences& queries, const Sequences& keys, const std::string& of_queries,
                        const std::string& size);
 

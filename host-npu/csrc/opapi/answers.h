@@ -1,5 +1,4 @@
-// The aclnn functions that torch_npu looks up and opapi/ does not define. Each is refused by name unless another
-// library implements it.
+// aclnn functions that torch_npu looks up, refused by name unless opapi/ or another library implements them.
 #pragma once
 
 #include "ascendcl/device.h"

@@ -1,5 +1,4 @@
-// aclnnInplaceCopy: strided, broadcasting, casting; and aclnnCast, which torch_npu's process group uses to pad
-// booleans.
+// aclnnInplaceCopy: strided, broadcasting, casting; and aclnnCast, with which torch_npu's process group pads booleans.
 #include <complex>
 #include <cstring>
 

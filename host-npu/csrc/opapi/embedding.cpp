@@ -69,8 +69,7 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     if (weight->empty() || indices->empty()) return {};
 
     require_copyable({weight, indices});
-    // Neither weight's rank nor its row length is checked: the copy to out refuses mismatches. For a scalar, CANN reads
-    // beyond the shape.
+    // Weight's rank and row length are unchecked: the copy to out refuses mismatches. CANN would read beyond a scalar.
     require(weight->shape.rank() > 0, kInnerNullPointer, "weight has no dimensions");
     auto gathered = indices->shape;
     for (std::size_t index = 1; index < weight->shape.rank(); ++index) gathered.push_back(weight->shape[index]);

@@ -118,8 +118,7 @@ struct Blocks {
 
 Blocks blocks_for(std::int64_t rows) {
     constexpr std::int64_t kManyRows = 23296;
-    // CANN keeps the blocks for the life of the process: a call with many rows, even a refused one, changes all later
-    // calls.
+    // CANN keeps the blocks for the process's life: a call with many rows, even if refused, changes all later calls.
     static std::atomic<bool> had_many_rows{false};
     if (rows >= kManyRows) had_many_rows = true;
     return had_many_rows ? Blocks{256, 128} : Blocks{128, 256};

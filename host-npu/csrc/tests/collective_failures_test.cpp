@@ -1,5 +1,4 @@
-// Failures at which a device would hang: ranks that disagree, fail, leave, die or never come. All ranks report the
-// same.
+// Failures at which a device would hang: ranks disagree, fail, leave, die or never come. All ranks report the same.
 #include <cstring>
 
 #include "tests/ranks.h"

@@ -189,8 +189,7 @@ def _keep_an_event() -> tuple[str, str]:
 def test_nothing_is_read_after_a_failure_that_may_have_stopped_the_queue(mode, program, function):
     first, later = _run(program, mode)
     assert first and function in later
-    # Usually in the second error. On a busy machine, torch_npu records its own error only after the host NPU has
-    # waited.
+    # Usually in the second error: on a busy machine, torch_npu records its error only after the host NPU has waited.
     assert "torch_npu's task queue has ended" in first + later
 
 
