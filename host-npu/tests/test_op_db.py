@@ -59,20 +59,25 @@ _CHOICES_IN = {
 # Operators that do not equal the CPU's bit for bit, but are as close to float32's as the dtype allows, and why.
 _ROUNDED_ONCE = "16-bit matrices are multiplied in float32 and rounded once, as on a device"
 _SAMPLED_ONCE = "16-bit images are sampled in float32 and rounded once, as on a device"
+_ACCUMULATED_ONCE = "16-bit numbers are accumulated in float32 and rounded once, as on a device"
 _SIMULATED = "a simulated operator of CANN, whose arithmetic is float32 and rounded once"
 _NOT_EXACT = {
     "float32": {"nn.functional.binary_cross_entropy": _SIMULATED},
     "bfloat16": {
+        "_unsafe_masked_index": _ACCUMULATED_ONCE,
+        "_unsafe_masked_index_put_accumulate": _ACCUMULATED_ONCE,
         "addbmm": _ROUNDED_ONCE,
         "addmv": _ROUNDED_ONCE,
         "grid_sampler_2d": _SAMPLED_ONCE,
         "grid_sampler_3d": _SAMPLED_ONCE,
+        "masked.prod": _ACCUMULATED_ONCE,
         "nn.functional.binary_cross_entropy": _SIMULATED,
         "nn.functional.embedding": _SIMULATED,
         "nn.functional.grid_sample": _SAMPLED_ONCE,
         "nn.functional.linear_cross_entropy.chunked": _ROUNDED_ONCE,
         "nn.functional.linear_cross_entropy.chunked_none": _ROUNDED_ONCE,
         "nn.functional.mse_loss": _SIMULATED,
+        "prod": _ACCUMULATED_ONCE,
     },
 }
 

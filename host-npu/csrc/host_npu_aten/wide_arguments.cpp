@@ -66,6 +66,14 @@ bool has_wide_kernels_only(std::string_view name) {
     return std::ranges::find(names, base_name(name)) != std::end(names);
 }
 
+// The CPU's 16-bit kernels round after each number; CANN's do not.
+bool accumulates(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
+    const auto name = base_name(op.operator_name().name);
+    if (name == "prod" || name == "histc") return true;
+    if (name != "index_put" && name != "_index_put_impl" && name != "_unsafe_index_put") return false;
+    return arguments[*op.schema().argumentIndexWithName("accumulate")]->toBool();
+}
+
 // The CPU's 16-bit kernels also compute sample positions in 16 bits, and read outside the image.
 bool samples_a_grid(std::string_view name) {
     return name.starts_with("aten::grid_sampler_") || name.starts_with("aten::_grid_sampler_");
@@ -140,15 +148,22 @@ WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::I
     };
     if (const auto index = narrow_indices(op, arguments)) replace(*index, arguments[*index]->toTensor().to(at::kLong));
     const auto of_integers = dtype_of_integers(name);
-    if (!of_integers && !multiplies_matrices(name) && !samples_a_grid(name) && !has_wide_kernels_only(name)) return;
+    if (!of_integers && !multiplies_matrices(name) && !samples_a_grid(name) && !has_wide_kernels_only(name) &&
+        !accumulates(op, arguments))
+        return;
     auto tensors = defined_tensors(arguments);
     if (!of_integers) std::erase_if(tensors, [](const auto& tensor) { return !tensor.is_floating_point(); });
     const auto is_like_first = [&](const auto& tensor) { return tensor.scalar_type() == tensors[0].scalar_type(); };
     if (tensors.empty() || !std::ranges::all_of(tensors, is_like_first)) return;
     const auto dtype = tensors[0].scalar_type();
-    if (of_integers ? !at::isIntegralType(dtype, false) : !has_16_bits(tensors[0])) return;
+    const bool are_integers = at::isIntegralType(dtype, false);
+    if (are_integers ? !of_integers : !has_16_bits(tensors[0])) return;
+    if (const auto index = op.schema().argumentIndexWithName("dtype")) {  // of prod
+        if (!arguments[*index]->isNone() && arguments[*index]->toScalarType() != dtype) return;
+        *arguments[*index] = c10::IValue();
+    }
     narrow_ = dtype;
-    wide_ = of_integers.value_or(at::kFloat);
+    wide_ = are_integers ? *of_integers : at::kFloat;
     const auto widened = [&](const at::Tensor& tensor) {
         return tensor.defined() && tensor.scalar_type() == narrow_ ? tensor.to(wide_) : tensor;
     };
@@ -156,6 +171,8 @@ WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::I
         auto& argument = *arguments[index];
         if (argument.isTensor()) {
             replace(index, widened(argument.toTensor()));
+        } else if (dtype == at::kHalf && argument.isDouble() && base_name(name) == "histc") {
+            argument = static_cast<double>(at::Half(static_cast<float>(argument.toDouble())));  // an edge
         } else if (argument.isTensorList()) {
             c10::List<at::Tensor> list;
             for (const auto& tensor : argument.toTensorVector()) list.push_back(widened(tensor));

@@ -1,6 +1,6 @@
-// Widening of arguments: products of 16-bit matrices, samples of 16-bit grids, and operators without 16-bit CPU kernels
-// are computed in float32 and rounded once, as on a device. Integers that only a device supports become floating-point
-// numbers, and indices are widened to 64 bits.
+// Widening of arguments: products of 16-bit matrices, samples of 16-bit grids, accumulations of 16-bit numbers, and
+// operators without 16-bit CPU kernels are computed in float32 and rounded once, as on a device. Integers that only a
+// device supports become floating-point numbers, and indices are widened to 64 bits.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -325,6 +325,40 @@ def test_functions_without_16_bit_kernels_are_computed_in_float32_and_rounded_on
         torch.testing.assert_close(found.cpu(), expected.to(dtype), rtol=tolerance, atol=tolerance)
 
 
+def _zeros(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.numel(), dtype=torch.int64, device=x.device)
+
+
+# Of 5,000 numbers 1 + 2**-7, which every dtype has.
+_ACCUMULATED = {
+    "prod": lambda x: x[:300].prod(),
+    "prod of a dimension": lambda x: x[:600].view(2, 300).prod(-1),
+    "prod in its own dtype": lambda x: x[:300].prod(dtype=x.dtype),
+    "index_put": lambda x: torch.zeros_like(x[:2]).index_put((_zeros(x),), x, accumulate=True),
+    "index_put_": lambda x: torch.zeros_like(x[:2]).index_put_((_zeros(x),), x, accumulate=True),
+    "gradient of an index": lambda x: torch.autograd.grad(x.requires_grad_()[_zeros(x)].sum(), x)[0],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", _ACCUMULATED)
+def test_many_numbers_of_16_bits_are_accumulated_in_float32_and_rounded_once(name, dtype):
+    x, function = torch.full((5000,), 1 + 2**-7), _ACCUMULATED[name]
+    assert torch.equal(function(x.to(dtype).npu()).cpu(), function(x).to(dtype))
+
+
+def test_a_product_in_another_dtype_has_that_dtype():
+    assert torch.ones(3, dtype=torch.float16).npu().prod(dtype=torch.float32).dtype == torch.float32
+
+
+# The edges are rounded to the dtype of the numbers.
+@pytest.mark.parametrize(("numbers", "edges"), [([0.5] * 5000, (0, 1)), ([0.3, 0.1], (0, 0.3)), ([0.25, 3.0], (0, 0))])
+def test_a_histogram_of_float16_counts_in_integers(numbers, edges):
+    x = torch.tensor(numbers, dtype=torch.float16)
+    expected = torch.histc(x.float(), 3, *(torch.tensor(edge, dtype=torch.float16).item() for edge in edges))
+    assert torch.histc(x.npu(), 3, *edges).tolist() == expected.half().tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8], ids=str)
 @pytest.mark.parametrize(
     ("loss", "shape"),
