@@ -56,6 +56,12 @@ void mean(const AnyTensor& x, const Ints& dims, bool keeps, std::int32_t, const 
 }
 const Formula<"aclnnMean", mean> mean_of;
 
+// torch_npu's gradient of renorm calls it.
+void vector_norm(const Tensor& x, const Number& order, const Ints& dims, bool keeps, std::int32_t, const Out& out) {
+    out = at::linalg_vector_norm(x, order.value, dims, keeps);
+}
+const Formula<"aclnnLinalgVectorNorm", vector_norm> norm_of;
+
 void cumsum(const AnyTensor& x, std::int64_t dim, std::int32_t, const Out& out) {
     out = at::cumsum(x.is_floating_point() ? widened(x) : Tensor(x), dim);
 }

@@ -167,6 +167,13 @@ def test_dimensions_are_reduced(name, function, keeps):
     _close(out, expected)
 
 
+@pytest.mark.parametrize("order", [1, 2.5, float("inf")])
+def test_a_norm_of_dimensions(order):
+    x, out = _randn(2, 3, 4).half(), torch.empty(2, 1, 4).npu()
+    call("aclnnLinalgVectorNorm", x.npu(), Scalar(order), Ints([1]), ctypes.c_bool(True), DType(torch.float32), out)
+    _close(out, torch.linalg.vector_norm(x.double(), order, 1, True))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
 def test_a_mean_of_integers_is_that_of_its_dtype(dtype):
     x = torch.tensor([[1, 2, 4], [7, 0, 5]], dtype=dtype)
