@@ -69,7 +69,7 @@ bool has_wide_kernels_only(std::string_view name) {
 // The CPU's 16-bit kernels round after each number; CANN's do not.
 bool accumulates(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
     const auto name = base_name(op.operator_name().name);
-    if (name == "prod" || name == "histc") return true;
+    if (name == "prod" || name == "histc" || name == "index_add") return true;
     if (name != "index_put" && name != "_index_put_impl" && name != "_unsafe_index_put") return false;
     return arguments[*op.schema().argumentIndexWithName("accumulate")]->toBool();
 }

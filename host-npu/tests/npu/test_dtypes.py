@@ -336,6 +336,10 @@ _ACCUMULATED = {
     "prod in its own dtype": lambda x: x[:300].prod(dtype=x.dtype),
     "index_put": lambda x: torch.zeros_like(x[:2]).index_put((_zeros(x),), x, accumulate=True),
     "index_put_": lambda x: torch.zeros_like(x[:2]).index_put_((_zeros(x),), x, accumulate=True),
+    "index_add": lambda x: torch.zeros_like(x[:4]).view(2, 2).index_add(1, _zeros(x)[::2], x.view(2, -1)),
+    "gradient of index_select": lambda x: torch.autograd.grad(
+        x.requires_grad_().view(1, -1).index_select(1, _zeros(x)).sum(), x
+    )[0],
     "gradient of an index": lambda x: torch.autograd.grad(x.requires_grad_()[_zeros(x)].sum(), x)[0],
 }
 
