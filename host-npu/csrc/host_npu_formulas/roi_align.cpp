@@ -15,8 +15,9 @@ struct Regions {
 
 // The weight of each of `size` elements in each of `pooled` bins of a region, along one dimension: [pooled, size].
 Tensor shares(double begin, double end, std::int64_t pooled, std::int64_t size, const Regions& in) {
-    const auto shift = in.mode == 2 ? 0.5 : 0;
-    const auto length = in.mode == 2 ? (end - begin) * in.scale : std::max((end - begin) * in.scale, 1.0);
+    const bool is_aligned = in.mode >= 2;
+    const auto shift = is_aligned ? 0.5 : 0;
+    const auto length = is_aligned ? (end - begin) * in.scale : std::max((end - begin) * in.scale, 1.0);
     const auto part = length / static_cast<double>(pooled);
     const auto samples = in.samples > 0 ? in.samples : static_cast<std::int64_t>(std::ceil(part));
     if (samples <= 0) return at::zeros({pooled, size});
@@ -30,7 +31,8 @@ Tensor shares(double begin, double end, std::int64_t pooled, std::int64_t size, 
 // Calls `body` with the index of each region, its image, and its weights of rows and columns.
 template <class Body>
 void for_each_region(const Regions& in, at::IntArrayRef images, const Body& body) {
-    TORCH_CHECK(in.mode == 0 || in.mode == 2, "roiEndMode is ", in.mode, "; the host NPU takes 0 and 2");
+    TORCH_CHECK(in.mode == 0 || in.mode == 2 || in.mode == 3, "roiEndMode is ", in.mode,
+                "; the host NPU takes 0, 2 and 3");
     TORCH_CHECK(in.samples >= 0 && in.height > 0 && in.width > 0 && images[2] > 0 && images[3] > 0, "sampleNum is ",
                 in.samples, ", pooledHeight ", in.height, " and pooledWidth ", in.width, ", of images of shape ",
                 images, "; CANN takes at least 0 and 1, and images that are not empty");

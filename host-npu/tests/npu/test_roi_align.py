@@ -28,16 +28,16 @@ def _part(image: Tensor, region: list[float], place: tuple[int, int], samples: i
     """Return the mean of one of 3 x 2 bins."""
     points = []
     for begin, end, at, parts in ((region[2], region[4], place[0], 3), (region[1], region[3], place[1], 2)):
-        size = (end - begin) * 0.25 if mode == 2 else max((end - begin) * 0.25, 1)
+        size = (end - begin) * 0.25 if mode >= 2 else max((end - begin) * 0.25, 1)
         count = samples or math.ceil(size / parts)
-        first = begin * 0.25 - (0.5 if mode == 2 else 0)
+        first = begin * 0.25 - (0.5 if mode >= 2 else 0)
         points.append([first + (at + (number + 0.5) / count) * size / parts for number in range(count)])
     if not points[0] or not points[1]:
         return torch.zeros(image.size(0), dtype=torch.float64)
     return torch.stack([_sample(image, y, x) for y in points[0] for x in points[1]]).mean(0)
 
 
-@pytest.mark.parametrize("mode", [0, 2])
+@pytest.mark.parametrize("mode", [0, 2, 3])
 @pytest.mark.parametrize("samples", [2, 0], ids=["two", "all"])
 def test_a_part_of_a_region_is_the_mean_of_its_samples(samples, mode):
     x, regions = torch.randn(2, 3, 7, 9), torch.tensor(_REGIONS, dtype=torch.float32)
@@ -68,7 +68,7 @@ def test_the_example_of_torch_npu():
 @pytest.mark.parametrize(
     ("shape", "mode", "sentence"),
     [
-        ((2, 5), 1, "roiEndMode is 1; the host NPU takes 0 and 2"),
+        ((2, 5), 1, "roiEndMode is 1; the host NPU takes 0, 2 and 3"),
         ((2, 4), 0, r"rois has shape \[2, 4\] instead of \[N, 5\]"),
     ],
 )
