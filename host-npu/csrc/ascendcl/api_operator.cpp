@@ -143,8 +143,13 @@ aclError aclopSetAttrListBool(aclopAttr* attr, const char* attrName, int, const 
     return set_attribute(__func__, attr, attrName);
 }
 
-aclError aclopSetAttrListInt(aclopAttr* attr, const char* attrName, int, const int64_t*) {
-    return set_attribute(__func__, attr, attrName);
+aclError aclopSetAttrListInt(aclopAttr* attr, const char* attrName, int numValues, const int64_t* values) {
+    return run_api(__func__, [&] {
+        require(attr, "attr");
+        require(attrName, "attrName");
+        require(numValues == 0 || (numValues > 0 && values != nullptr), "numValues and values do not fit each other");
+        attr->values.insert_or_assign(attrName, std::vector<std::int64_t>(values, values + numValues));
+    });
 }
 
 aclError aclopSetAttrListFloat(aclopAttr* attr, const char* attrName, int, const float*) {

@@ -53,6 +53,9 @@ class RunningOperator {
     }
     std::string text_attribute(const char* name) const { return attribute<std::string>(name); }
     float float_attribute(const char* name) const { return attribute<float>(name); }
+    std::vector<std::int64_t> list_attribute(const char* name) const {
+        return attribute<std::vector<std::int64_t>>(name);
+    }
 
     std::int64_t reduction() const {
         const auto name = text_attribute("reduction");
@@ -179,6 +182,24 @@ void scaled_masked_grad(const RunningOperator& call) {
                                             call.float_attribute("scale"), call.is_set("fixed_triu_mask")));
 }
 
+void swish(const RunningOperator& call) {
+    const auto x = call.floats(0);
+    assign(call, x * at::sigmoid(x * call.float_attribute("scale")));
+}
+
+// Of the scale 1; the last input is the result of the forward pass.
+void swish_grad(const RunningOperator& call) { assign(call, at::silu_backward(call.floats(0), call.floats(1))); }
+
+void mish(const RunningOperator& call) { assign(call, at::mish(call.floats(0))); }
+
+void mish_grad(const RunningOperator& call) { assign(call, at::mish_backward(call.floats(0), call.floats(1))); }
+
+// Permutes dimensions before or after x gets a shape.
+void confusion_transpose(const RunningOperator& call) {
+    const auto x = call.is_set("transpose_first") ? call.input(0) : call.input(0).view(call.list_attribute("shape"));
+    assign(call, x.permute(call.list_attribute("perm")));
+}
+
 void assign(const RunningOperator& call, const AdamStep& step) {
     call.set_output(step.var, 0);
     call.set_output(step.m, 1);
@@ -301,6 +322,11 @@ const bool registered = [] {
     simulate_graph_operator("EmbeddingDenseGrad", run<2, embedding_dense_grad>);
     simulate_graph_operator("ScaledMaskedSoftmax", run_masked<2, scaled_masked>);
     simulate_graph_operator("ScaledMaskedSoftmaxGrad", run_masked<3, scaled_masked_grad>);
+    simulate_graph_operator("Swish", run<1, swish>);
+    simulate_graph_operator("SwishGrad", run<3, swish_grad>);
+    simulate_graph_operator("Mish", run<1, mish>);
+    simulate_graph_operator("MishGrad", run<2, mish_grad>);
+    simulate_graph_operator("ConfusionTransposeD", run<1, confusion_transpose>);
     simulate_graph_operator("ApplyAdamW", run<12, apply_adam_w, false, 3>);
     simulate_graph_operator("ApplyAdamD", run<10, apply_adam, false, 3>);
     simulate_graph_operator("ApplyAdamV2", run<11, apply_adam_v2, false, 3>);
@@ -315,8 +341,11 @@ void call_simulated(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 
 // The functions of torch_npu that also call these operators with jit_compile=False.
 TORCH_LIBRARY_IMPL(npu, BackendSelect, functions) {
-    for (const auto* const name : {"npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward",
-                                   "npu_apply_adam.out", "npu_apply_adam_w.out", "npu_bert_apply_adam.out"}) {
+    for (const auto* const name :
+         {"npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward", "npu_apply_adam.out",
+          "npu_apply_adam_w.out", "npu_bert_apply_adam.out", "npu_silu", "npu_silu_", "npu_silu_backward", "npu_mish",
+          "npu_mish_backward", "npu_confusion_transpose", "npu_confusion_transpose_backward", "npu_transpose",
+          "npu_transpose.out", "npu_broadcast", "npu_broadcast.out", "npu_slice", "npu_slice.out"}) {
         functions.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_simulated>());
     }
 }

@@ -34,6 +34,11 @@ def masked_softmax(x: Tensor) -> Tensor:
     return torch.softmax((x * 0.5).masked_fill(mask, -10000), -1)
 
 
+def on_npu(function: Callable[[Tensor], Tensor], on_cpu: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a call of a function of torch_npu, or of its replacement on the CPU."""
+    return lambda x: (function if x.device.type == "npu" else on_cpu)(x)
+
+
 # Calls on a tensor [3, 4] with values between 0 and 1, by the graph operators that they become.
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "Transpose": lambda x: x.t().contiguous(),
@@ -55,6 +60,23 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "EmbeddingDenseGrad, scaled": lambda x: functional.embedding(_rows(x), x, padding_idx=0, scale_grad_by_freq=True),
     "ScaledMaskedSoftmax, ScaledMaskedSoftmaxGrad": lambda x: masked_softmax(x.float().repeat(11, 8)[:32]),
     "Identity": lambda x: torch_npu.npu_format_cast(x, 29) if x.device.type == "npu" else x,
+    "Swish, SwishGrad": on_npu(torch_npu.npu_silu, functional.silu),
+    "Mish, MishGrad": on_npu(torch_npu.npu_mish, functional.mish),
+    "ConfusionTransposeD": on_npu(
+        lambda x: torch_npu.npu_confusion_transpose(x, (1, 2, 0), (3, 2, 2), False),
+        lambda x: x.view(3, 2, 2).permute(1, 2, 0),
+    ),
+    "ConfusionTransposeD, first": on_npu(
+        lambda x: torch_npu.npu_confusion_transpose(x, (1, 0), (2, 6), True), lambda x: x.t().reshape(2, 6)
+    ),
+}
+# Functions of torch_npu without gradients.
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "npu_silu": (torch_npu.npu_silu, functional.silu),
+    "npu_silu_": (lambda x: torch_npu.npu_silu_(x.clone()), functional.silu),
+    "npu_transpose": (lambda x: torch_npu.npu_transpose(x.t(), (1, 0)), lambda x: x),
+    "npu_broadcast": (lambda x: torch_npu.npu_broadcast(x, (2, 3, 4)), lambda x: x.expand(2, 3, 4)),
+    "npu_slice": (lambda x: torch_npu.npu_slice(x, [1, 0], [2, 3]), lambda x: x[1:, :3]),
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -77,6 +99,14 @@ def test_a_call_gives_what_the_cpu_gives(call, dtype):
     expected = _value_and_gradient(call, x.float())
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.to(dtype), other.to(dtype))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_function_runs_in_both_modes(function, jit_compile):
+    torch.npu.set_compile_mode(jit_compile=jit_compile)
+    x, (on_npu, expected) = torch.rand(3, 4) - 0.5, FUNCTIONS[function]
+    torch.testing.assert_close(on_npu(x.npu()).cpu(), expected(x))
 
 
 def test_every_simulated_graph_operator_is_called_here():
@@ -105,8 +135,8 @@ def test_a_model_trains_as_without_jit_compile():
 
 
 def test_an_operator_that_is_not_simulated_is_refused_by_its_name_and_the_program_goes_on():
-    with refused(r"does not simulate the graph operator \(aclop\) of Swish"):
-        torch_npu.npu_silu(torch.ones(4, dtype=torch.float16, device="npu"))
+    with refused(r"does not simulate the graph operator \(aclop\) of ArgMaxWithValue"):
+        torch_npu.npu_max(torch.ones(4, 2, dtype=torch.float16, device="npu"), 1)
     assert (torch.ones(3, 2, device="npu").t() + 1).sum().item() == 12
 
 

@@ -19,14 +19,14 @@ def _quant_lightning_indexer() -> None:
     torch_npu.npu_quant_lightning_indexer(_int8(1, 4, 64, 128), _int8(1, 8, 1, 128), _half(1, 4, 64), *scales, 0, 0)
 
 
-def _confusion_transpose() -> None:
-    torch_npu.npu_confusion_transpose(_half(2, 4, 2, 2), (0, 2, 1, 3), (2, 4, 2, 2), True)
+def _one_hot() -> None:
+    torch_npu.npu_one_hot(torch.ones(4, dtype=torch.int32, device="npu"), depth=5)
 
 
 # The name on the page, a call, and its message. test_graph_refusals.py has the refusals during captures.
 REFUSED = [
-    ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
-    ("npu_confusion_transpose", _confusion_transpose, "does not simulate the graph operator"),
+    ("npu_max", lambda: torch_npu.npu_max(_half(4, 2), 1), "does not simulate the graph operator"),
+    ("npu_one_hot", _one_hot, "does not simulate the graph operator"),
     ("npu_quant_lightning_indexer", _quant_lightning_indexer, "does not simulate aclnnQuantLightningIndexer"),
     (
         "npu_mm_all_reduce_base",

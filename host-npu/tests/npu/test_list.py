@@ -56,7 +56,8 @@ def test_the_operator_of_the_name_comes_first():
     [
         ("aclnnAcos", "aclnnAcos: refused"),
         ("npu_quant_lightning_indexer", "aclnnQuantLightningIndexer: refused"),
-        ("torch_npu.npu_silu", "npu_silu: refused, a graph operator (aclop)"),
+        ("torch_npu.npu_max", "npu_max: refused, a graph operator (aclop)"),
+        ("npu_silu", "Swish: simulated, a graph operator (aclop)"),
         ("npu_apply_adam_w", "ApplyAdamW: simulated, a graph operator (aclop)"),
         ("npu_bert_apply_adam", "ApplyAdamV2: simulated, a graph operator (aclop)"),
         ("Slice", "Slice: simulated, a graph operator (aclop)"),
@@ -121,7 +122,7 @@ def test_the_list_says_of_each_name_what_runs_and_what_does_not_exist(monkeypatc
     norm, silu, ffn, nothing = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
     assert norm[0] == "aclnnRmsNorm: computed by a formula, with CANN's documented dtypes and shapes"
     assert "On Ascend310P torch_npu calls graph operators instead, unless set_compile_mode(jit_compile=False)" in norm
-    assert silu[0] == "npu_silu: refused, a graph operator (aclop)" and ": computed by a formula" in silu[1]
+    assert silu[0] == "Swish: simulated, a graph operator (aclop)" and ": computed by a formula" in silu[1]
     assert not any("Off" in line for line in ffn)  # RoundOffNumber contains "ffn", but not as a word
     assert nothing == ["npu_nothing: torch_npu has no such function, and CANN no operator with this in its name"]
 
