@@ -306,11 +306,12 @@ def test_a_class_masked_by_its_bias_does_not_contribute_to_the_entropy():
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("length", [0, 1])
 @pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
-def test_a_shift_of_the_whole_sequence_leaves_no_label(reduction):
-    input, head, target = torch.rand(2, 1, H, requires_grad=True), torch.rand(C, H), torch.zeros(2, 1).long()
+def test_a_shift_of_the_whole_sequence_leaves_no_label(reduction, length):
+    input, head, target = torch.rand(2, length, H, requires_grad=True), torch.rand(C, H), torch.zeros(2, length).long()
     loss = ours.linear_cross_entropy(input, head, target, shift=True, reduction=reduction)
-    expected = {"sum": torch.zeros(()), "mean": torch.tensor(math.nan), "none": torch.zeros(2, 1)}[reduction]
+    expected = {"sum": torch.zeros(()), "mean": torch.tensor(math.nan), "none": torch.zeros(2, length)}[reduction]
     torch.testing.assert_close(loss, expected, equal_nan=True)
     assert torch.autograd.grad(loss.sum(), input)[0].count_nonzero() == 0
 

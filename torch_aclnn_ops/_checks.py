@@ -280,6 +280,8 @@ def check_shift(function: str, shift: object, target: Tensor | None) -> int:
     places = int(shift)
     if target is None:
         return places
+    if places > 0 and target.numel() == 0:
+        return 0  # of sequences without labels none is shifted
     length = target.shape[-1] if target.dim() > 0 else 0
     if places != 0 and not 0 <= places <= length:
         raise ValueError(
