@@ -124,7 +124,8 @@ _SPECIAL = (
         flags=("-fopenmp",),  # at::parallel_for
         optimisation=_CALLS_OF_TORCH,
     ),
-    Library("host_npu_loader", torch=("c10",)),
+    # torch 2.11 keeps the registered keys in an inline function, which must not have a copy in this library.
+    Library("host_npu_loader", torch=("c10",), flags=("-fno-visibility-inlines-hidden",)),
 )
 
 
