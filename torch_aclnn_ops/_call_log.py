@@ -237,7 +237,7 @@ def report() -> Report:
 
     Inside the ``with`` block, calls of this package have a small overhead, because they go through Python; results do
     not change. In code that is compiled by ``torch.compile``, calls of ``linear_cross_entropy`` and ``linear_kl_div``
-    and steps of ``FusedEmaAdam`` are counted; of other drop-ins and of raw operators, only the launches are.
+    and steps of ``FusedEmaAdam`` are counted; for other drop-ins and raw operators, only launches are counted.
 
     Returns:
         A :class:`Report`, to use in a ``with`` statement around any number of steps.

@@ -231,7 +231,7 @@ def check_number(function: str, name: str, value: Any, rule: Rule | None = None)
 
 
 def given_arguments(local_names: dict[str, Any], *others: str) -> dict[str, Any]:
-    """Return the arguments of a constructor, from its ``locals()``, but for ``self`` and others."""
+    """Return the arguments of a constructor, from its ``locals()``, without ``self`` and ``others``."""
     # A copy, because in Python 3.12 a debugger adds to the original while it is iterated over.
     return {name: value for name, value in dict(local_names).items() if name not in ("self", "__class__", *others)}
 
@@ -250,7 +250,7 @@ def check_scalar(function: str, name: str, value: Any, rule: Rule) -> None:
 
 
 def check_beta(function: str, divergence: str, beta: Any) -> float:
-    """Check the weight of the Jensen-Shannon divergence, and return it as a float; the others do not use it."""
+    """Check the weight of the Jensen-Shannon divergence, and return it as a float; other divergences do not use it."""
     value: float = check_number(function, "beta", beta, FRACTION)
     if divergence != "jensen_shannon" and value != 0.5:
         accepted = f"0.5, the default, with divergence={divergence!r}"

@@ -48,9 +48,9 @@ def function(name: str, fallback: Callable[..., Any], dtypes: Sequence[torch.dty
 
 
 def placement(tensors: list[Tensor]) -> object:
-    """Return what is equal as long as tensors, none of which is a subclass, keep address, dtype, shape and strides.
+    """Return a value that stays equal while tensors keep address, dtype, shape and strides; none may be a subclass.
 
-    It is a hash of 64 bits; without the extension, which takes a tenth of the time, these themselves.
+    With the extension, which takes a tenth of the time, it is a 64-bit hash, otherwise a list of these properties.
     """
     if why_unavailable() is None:
         return _helpers["placement"](tensors)
@@ -58,7 +58,7 @@ def placement(tensors: list[Tensor]) -> object:
 
 
 def contents(containers: list[Any]) -> list[Any]:
-    """Return what lists, tuples, and dicts hold, of which each key comes before its value."""
+    """Return the objects in lists, tuples and dicts, in order; each key of a dict comes before its value."""
     items = (chain.from_iterable(one.items()) if isinstance(one, dict) else one for one in containers)
     return list(chain.from_iterable(items))
 
@@ -72,7 +72,7 @@ def holds(containers: list[Any], objects: list[Any]) -> bool:
 
 
 def have_grads(tensors: list[Tensor], grads: list[Tensor]) -> bool:
-    """Return whether tensors, none of which is a subclass, have these gradients; compared by identity."""
+    """Return whether tensors have exactly these gradient objects; none of the tensors may be a subclass."""
     if why_unavailable() is None:
         return bool(_helpers["have_grads"](tensors, grads))
     return len(tensors) == len(grads) and all(map(is_, map(attrgetter("grad"), tensors), grads))
@@ -97,7 +97,8 @@ def why_no_bfloat16_products() -> str | None:
 def has_bfloat16_units() -> bool:
     """Return whether the CPU has bfloat16 matrix instructions faster than those of float32, and PyTorch uses them.
 
-    Intel's AVX512-BF16 is not: without AMX, oneDNN's bfloat16 products took 1.9 times as long as MKL's of float32.
+    Intel's AVX512-BF16 instructions are not: without AMX, oneDNN's bfloat16 products took 1.9 times as long as MKL's of
+    float32.
     """
     if cpu_capability() in ("DEFAULT", "NO AVX", "AVX2"):  # possibly set by ATEN_CPU_CAPABILITY
         return False

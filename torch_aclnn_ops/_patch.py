@@ -1,4 +1,4 @@
-"""Put the functions of this package, and its optimizer, in the place of torch's for a while."""
+"""Temporarily replace torch's functions and optimizer by those of this package."""
 
 import inspect
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ def patch(*, adamw: bool | Mapping[str, Any] = False, **functions: bool) -> "Pat
     """Replace functions of :mod:`torch.nn.functional`, which modules of :mod:`torch.nn` call, by those of this package.
 
     Like :func:`unittest.mock.patch`, the result can be used in a ``with`` statement, as a decorator of a function, or
-    with ``start()`` and ``stop()``. Patches may be nested, and end in the reverse order in which they began; ending one
-    in another order raises an error and changes nothing. Patches apply to the whole process, including other threads,
-    and :func:`torch.compile` compiles code once with and once without them.
+    with ``start()`` and ``stop()``. Patches may be nested: stop the most recent one first; another order raises an
+    error and changes nothing. Patches apply to the whole process, including other threads, and :func:`torch.compile`
+    compiles code once with and once without them.
 
     Code that has imported a function or AdamW by its own name (``from torch.nn.functional import mse_loss``) is not
     patched.
@@ -107,7 +107,7 @@ class Patch(Switch):
             _patches.pop()
 
 
-# The patches that have not ended, in the order in which they began, and what each has replaced.
+# The active patches, in the order in which they began, and what each has replaced.
 _patches: list[tuple[Patch, dict[_Place, object]]] = []
 
 
@@ -117,7 +117,7 @@ def _put(functions: Mapping[_Place, object]) -> None:
 
 
 class _AdamW(FusedEmaAdam):
-    """The optimizer with the arguments of :class:`torch.optim.AdamW`, and its decay whichever state it loads."""
+    """FusedEmaAdam with AdamW's arguments, which keeps its kind of weight decay when it loads a state."""
 
     preset: Mapping[str, Any] = {}
 

@@ -26,7 +26,7 @@ def is_plain(value: object) -> bool:
 
 def is_dtensor(value: object) -> bool:
     """Return whether a value is a ``DTensor``, without importing them, which takes a second."""
-    # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
+    # getattr of the class, because Dynamo supports neither attributes of a DTensor nor, in torch 2.9, hasattr.
     return type(value) not in (Tensor, Parameter) and getattr(type(value), "to_local", None) is not None
 
 

@@ -70,7 +70,7 @@ def check(device: str = "npu") -> Iterator[Outcome]:
         device: ``"npu"`` or ``"cpu"``.
 
     Returns:
-        An iterator that runs a check and yields its outcome at a time.
+        An iterator that runs one check at a time and yields its outcome.
 
     Example:
         >>> next(check("cpu"))._replace(detail="")

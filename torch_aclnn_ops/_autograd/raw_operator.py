@@ -168,7 +168,7 @@ class RawOperator:
         return EagerOrCompiled(function, self._kernel, run)
 
     def fall_back(self, reason: str, *args: Any) -> Any:
-        """Compute a call of :meth:`run` with PyTorch, for this reason."""
+        """Compute a call of :meth:`run` with PyTorch, and log the reason."""
         log_call(self.name, Implementation.FALLBACK, lambda: reason)
         _extension.check_queue(self.name)
         return self._kernel(*args)

@@ -61,9 +61,9 @@ def grpo_loss(
             default those of the current policy.
         reference_log_probs: Log-probabilities under the reference, shape (B, T), without grad; required unless ``beta``
             is 0.
-        sampler_log_probs: Log-probabilities that the engine which generated the sequences has computed, shape (B, T),
-            without grad. The losses of tokens, without the KL divergence, are multiplied by the ratio of probabilities
-            under the old policy and the engine; with ``"vespo"`` it is part of the weight of the sequence.
+        sampler_log_probs: Log-probabilities computed by the engine that generated the sequences, shape (B, T), without
+            grad. The losses of tokens, without the KL divergence, are multiplied by the ratio of probabilities under
+            the old policy and the engine; with ``"vespo"`` it is part of the weight of the sequence.
         beta: Factor of the KL divergence from the reference, which is estimated as ``exp(d) - d - 1``, where ``d`` is
             the log-probability under the reference minus the one under the policy.
         epsilon: The ratio of probabilities is clipped below ``1 - epsilon``; only for ``"clip"``.
@@ -186,7 +186,7 @@ def _check_mask(mask: Tensor) -> None:
 
 
 class _Tokens(NamedTuple):
-    """Tokens of sequences, shape (B, T); of masked ones all are 0."""
+    """Tokens of sequences, shape (B, T); all values of masked tokens are 0."""
 
     log_probs: Tensor  # under the policy
     log_ratios: Tensor  # those minus the ones under the old policy

@@ -53,7 +53,7 @@ class Layer(NamedTuple):
         return result
 
     def check_versions(self) -> None:
-        """Raise if the input or the weights were modified after the forward pass, or it is DDP's that needs the loss.
+        """Raise if input or weights were modified after the forward pass, or if DDP needs the loss in its forward pass.
 
         In compiled code there is no check.
         """

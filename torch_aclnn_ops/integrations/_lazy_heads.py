@@ -1,4 +1,4 @@
-"""Linear layers that return lazy logits in training, and in evaluation if only the loss is asked for."""
+"""Linear layers that return lazy logits in training, and in evaluation if only the loss is requested."""
 
 import functools
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def _forward(
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     if not is_compiling:
         if not record.is_seen:
-            record.begin()  # as no hook does
+            record.begin()  # because no hook has
         record.heads += 1
         # No optimizer has a weight that is computed.
         if is_checked and not (is_parametrized(linear) or in_functorch_transform()):
@@ -86,9 +86,9 @@ def _register_hook() -> None:
 
 
 def _count_step(optimizer: Optimizer, *_: Any) -> None:
-    """Give the weights of heads that an optimizer changed a new version, if it wrote to ``weight.data`` for instance.
+    """Increment the version of head weights that an optimizer changed without doing so, as through ``weight.data``.
 
-    Logits that are materialized afterwards would be those of the new weights; with a new version they raise.
+    Logits materialized afterwards would be those of the new weights; with a new version, they raise an error.
     """
     if torch.compiler.is_compiling():
         return

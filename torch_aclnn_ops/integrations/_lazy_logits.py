@@ -25,10 +25,11 @@ _GRADIENTS = frozenset("register_hook retain_grad register_post_accumulate_grad_
 class LazyLogits:
     """The logits of a head, which are materialized when an operation needs them, at most once.
 
-    This is not a tensor, because the loss is computed without one, but operators, methods and functions of torch take
-    it for one. What is a rule of ``_lazy_operations`` is deferred, such as a multiplication by a number, a sum, a cast
-    or rows, or is computed without logits, such as a cross entropy; all others get the materialized logits. Code that
-    asks for a ``torch.Tensor``, such as ``torch.autograd.Function.apply``, needs ``logits.materialize()``.
+    This is not a tensor, because the loss is computed without one, but operators, methods and functions of torch accept
+    it like one. Operations with a rule in ``_lazy_operations`` are deferred, such as multiplying by a number, adding,
+    casting or selecting rows, or are computed without logits, such as a cross entropy. All others get the materialized
+    logits. Code that requires a ``torch.Tensor``, such as ``torch.autograd.Function.apply``, needs
+    ``logits.materialize()``.
 
     Args:
         logits: the result, from which a loss is computed.
@@ -91,7 +92,7 @@ class LazyLogits:
         return self._function(*operands, **self._kwargs)
 
     def _derive(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a function that there is a rule for, by its name."""
+        """Return the result of a function that has a rule, which is found by its name."""
         lazy = [one for one in (self, *args) if isinstance(one, LazyLogits)]
         if not any(one.is_materialized for one in lazy):
             sums = tuple(one._logits if isinstance(one, LazyLogits) else one for one in args)

@@ -18,7 +18,7 @@ IN_WRAPPER = (
     " FSDP1 do; pass labels to the model, or to DistributedDataParallel find_unused_parameters=False and"
     " static_graph=False (to a Trainer ddp_find_unused_parameters=False)"
 )
-# What a patched model keeps it by, in a tuple with the field ``record``.
+# The attribute of a patched model with a tuple whose field ``record`` is a :class:`Materializations`.
 PATCH = "_torch_aclnn_ops_patch"
 
 
@@ -32,9 +32,9 @@ class Materializations:
         operation: the first operation that materialized logits before a loss, if any.
         is_told: whether the user was warned that the patch saves no memory.
         is_seen: whether the hooks of the model run in this forward pass.
-        eval_logits: whether evaluation returns logits beside a loss.
-        is_lazy_without_labels: whether training returns lazy logits if there is no loss beside them.
-        is_without_logits: whether this forward pass is an evaluation that does not.
+        eval_logits: whether evaluation returns logits together with a loss.
+        is_lazy_without_labels: whether training returns lazy logits if the model returns no loss.
+        is_without_logits: whether this forward pass is an evaluation that returns no logits.
     """
 
     heads: int = 0
@@ -58,8 +58,8 @@ class Materializations:
                 self._tell(f"{operation} materializes")
 
     def watch(self, logits: Tensor, operation: str) -> None:
-        """Warn if the gradient of a loss passes materialized logits, as of a term beside a loss without logits."""
-        # Not a hook of the tensor, of which pickle warns.
+        """Warn if the gradient of a loss passes materialized logits, such as those of an additional z-loss."""
+        # Not a hook of the tensor, about which pickle would warn.
         if logits.grad_fn is not None and not self.is_told:
             logits.grad_fn.register_prehook(lambda _: self._tell(f"the gradient of a loss passes {operation} of"))
 

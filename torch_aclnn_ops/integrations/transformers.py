@@ -46,7 +46,7 @@ _logger = logging.getLogger("torch_aclnn_ops")
 
 
 class _Patch(NamedTuple):
-    """What is kept of a patched model."""
+    """The data kept for a patched model."""
 
     handles: tuple[RemovableHandle, ...]
     record: Materializations
@@ -65,17 +65,17 @@ def patch_model(
     In training, ``model(input_ids, labels=labels).loss`` and its gradients are the same as without the patch. If the
     model, or its loss function, calls :func:`torch.nn.functional.cross_entropy`, the loss is computed by
     :func:`torch_aclnn_ops.functional.linear_cross_entropy`. The ``logits`` of the output are lazy: functions and
-    methods of torch materialize them, and ``logits.materialize()`` is the tensor, which they are not themselves. As the
-    loss is computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. By default, the
-    logits are ordinary tensors in ``eval()``, under ``no_grad``, in ``generate``, and in a call without labels.
+    methods of torch materialize them. They are not a tensor; ``logits.materialize()`` returns one. As the loss is
+    computed without them, hooks, ``retain_grad`` and ``autograd.grad(loss, logits)`` raise. By default, the logits are
+    ordinary tensors in ``eval()``, under ``no_grad``, in ``generate``, and in a call without labels.
 
     The patch does not depend on the architecture: the linear layers of the head, ``get_output_embeddings()``, return
     lazy logits; if the head is an embedding, linear layers of the same shape do. Logits stay lazy under factors, a
     softcap, views of full rows, casts, and the sum of a head and its LoRA adapters; any other operation materializes
     them. If the loss needs the logits, one warning at the first step gives the reason. Call this function again after
     the head was replaced or adapters were added to it. The model is changed in place; its checkpoints do not change,
-    and a copy of the model is patched too. In compiled code there are no warnings, nor an error if logits are read
-    after the optimizer step, when they are those of the new weights.
+    and a copy of the model is patched too. In compiled code there are no warnings, and logits that are read after the
+    optimizer step are those of the new weights, without an error.
 
     Args:
         model: A ``transformers`` model with a language modelling head, or a PEFT model of one; before or after
@@ -84,13 +84,13 @@ def patch_model(
         chunk_size: Number of rows whose logits are materialized at a time; ``"auto"`` lets the kernels choose.
         max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size, instead of
             ``chunk_size``.
-        eval_logits: Return logits beside the loss in ``eval()`` and under ``no_grad``. With False, a call with
+        eval_logits: Return logits together with the loss in ``eval()`` and under ``no_grad``. With False, a call with
             ``labels`` computes the loss as in training and its ``logits`` are None. A ``Trainer`` with
-            ``compute_metrics`` needs True: otherwise its predictions are the model's other outputs, or empty, of which
-            :class:`EmaCallback` warns.
+            ``compute_metrics`` needs True: otherwise its predictions are the model's other outputs, or empty;
+            :class:`EmaCallback` warns of this.
         lazy_without_labels: Return lazy logits in training without ``labels`` too, for a loss that the program computes
-            itself, such as a ``Trainer``'s ``compute_loss_func`` or ``label_smoothing_factor``. It saves memory if it
-            is the cross entropy, or ``log_softmax`` followed by ``nll_loss`` or by ``gather`` and ``sum`` over the
+            itself, such as a ``Trainer``'s ``compute_loss_func`` or ``label_smoothing_factor``. It saves memory if that
+            loss is the cross entropy, or ``log_softmax`` followed by ``nll_loss`` or by ``gather`` and ``sum`` over the
             classes, of rows of the logits. With False, and in a wrapper that searches the outputs for tensors
             (``fully_shard``, FSDP1, and ``DistributedDataParallel`` with ``find_unused_parameters`` or
             ``static_graph``), such a call computes the logits, with one warning.
@@ -219,7 +219,7 @@ def _plain_linears(module: Any) -> Iterator[nn.Linear]:
 
 
 def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Be the hook that notices heads which came after the patch, and evaluations that return no logits."""
+    """Before a forward pass, notice heads that came after the patch, and evaluations that return no logits."""
     record: Materializations = vars(model)[PATCH].record
     is_evaluation = not (model.training and torch.is_grad_enabled())
     record.is_without_logits = not record.eval_logits and is_evaluation and _has_labels(model, args, kwargs)
@@ -239,7 +239,7 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Be the hook that ends the state of a call, also of one that raised, whose output is None."""
+    """After a forward pass, reset the state of the call, also if it raised: its output is then None."""
     record: Materializations = vars(model)[PATCH].record
     try:
         return None if output is None else _returned(model, record, kwargs, output)

@@ -1,4 +1,4 @@
-"""TRL's trainers with the head of this package, which their losses and log-probabilities are computed by."""
+"""TRL's trainers with the head of this package, which computes their losses and log-probabilities."""
 
 import functools
 import inspect
@@ -50,11 +50,11 @@ _theirs: Any = getattr(_trl, _NAME, None)
 
 @dataclass
 class _Patch:
-    """What is kept of a model of a patched trainer."""
+    """The data kept for a model of a patched trainer."""
 
     trainer: str
     options: dict[str, Any]
-    is_told: bool = False  # that its loss is computed from logits
+    is_told: bool = False  # whether the user was warned that its loss is computed from logits
 
 
 class _Call(threading.local):
@@ -266,7 +266,7 @@ def _log_probs(
     logit_scale: float,
     outputs: tuple[str, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Return what ``ChunkedLogProbFunction`` does: of each token what ``outputs`` names, and else None.
+    """Return what ``ChunkedLogProbFunction`` returns: for each token what ``outputs`` names, and None for the rest.
 
     The outputs of a float64 model are float64, where TRL's are float32.
     """
@@ -281,7 +281,7 @@ def _log_probs(
             " unpatch_trainer"
         )
     if _call.labels is not None and _call.labels.numel() == target.numel():
-        # TRL scores ignored tokens too, and takes their results away afterwards.
+        # TRL scores ignored tokens too, and drops their results afterwards.
         target = target.masked_fill(_call.labels.reshape(-1).to(target.device) == -100, -100)
     if not is_autocast_on(hidden):
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)

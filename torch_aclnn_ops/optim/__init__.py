@@ -23,8 +23,8 @@ def unwrap(optimizer: torch.optim.Optimizer) -> FusedEmaAdam:
     """Return the :class:`FusedEmaAdam` inside wrappers, to call its own methods, such as ``swap_ema_params()``.
 
     A wrapper has the wrapped optimizer as ``optimizer`` or ``optim``, for example the result of
-    ``accelerator.prepare``. That of a :class:`torch.distributed.optim.ZeroRedundancyOptimizer` is not returned, because
-    it has only the parameters and EMA weights of its rank.
+    ``accelerator.prepare``. The optimizer in a :class:`torch.distributed.optim.ZeroRedundancyOptimizer` is not
+    returned, because it has only the parameters and EMA weights of its rank.
 
     Args:
         optimizer: A wrapper, or the optimizer itself.

@@ -115,7 +115,7 @@ class EmaBuffers:
 
 
 def _shapes(tensors: Any) -> Any:
-    """Return the shapes of tensors by name, and what is something else as it is."""
+    """Return the shapes of tensors by name; other values are returned unchanged."""
     if not isinstance(tensors, Mapping):
         return tensors
     return {name: one.shape if isinstance(one, Tensor) else one for name, one in tensors.items()}

@@ -59,9 +59,9 @@ class EmaOptimizer(Optimizer):
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
         restored bit for bit and in their dtype, even after an exception or an interrupt. In-place changes of the
         parameters inside the block are written to their EMA weights; what a conversion changes (``model.half()``) is
-        not. Parameters that were never updated have none: they keep their weights, and frozen ones what the block
-        writes to them. With ``ema_buffers`` the buffers of that module are swapped, too, and what the block does to
-        them is undone; without it they are unchanged: if the model has batch norm, update them
+        not. Parameters that were never updated have no EMA weights: they keep their weights, and frozen ones keep what
+        the block writes to them. With ``ema_buffers``, the buffers of that module are swapped, too, and changes by the
+        block are undone. Without it, buffers are not swapped: if the model has batch norm, update them
         (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
@@ -214,12 +214,12 @@ class EmaOptimizer(Optimizer):
 
         Also accepts the state of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
         ``FusedEmaAdamW``, and of flattened parameters. Missing options are unchanged. States of 16-bit parameters stay
-        in float32. If ``ema_params`` is missing, a warning says that the EMA starts from the weights at the next step.
-        So it does if torch's optimizer has loaded and saved ``ema_params``, which it does not update. A warning also
-        says if averages of buffers are missing, which the functions of ``torch.distributed.checkpoint`` leave out.
-        Unknown entries are kept. If both sides have ``param_names``, a state belongs to the parameter of that name;
-        else the order decides. As in PyTorch, tensors with the right dtype and device are not copied. Captured steps
-        must be captured again, as a warning says: replays would go on with the earlier states.
+        in float32. If ``ema_params`` is missing, or was loaded and saved by torch's optimizer, which does not update
+        it, the EMA starts from the weights at the next step, with a warning. Another warning is emitted if averages of
+        buffers are missing, which the functions of ``torch.distributed.checkpoint`` omit. Unknown entries are kept. If
+        both sides have ``param_names``, a state belongs to the parameter of that name; else the order decides. As in
+        PyTorch, tensors with the right dtype and device are not copied. If steps were captured, a warning says to
+        capture them again: replays would go on with the earlier states.
 
         The load is atomic: after an exception or Ctrl-C the optimizer has its previous options and state, or all of the
         new ones.

@@ -131,7 +131,7 @@ class FlatBuffer:
             runs = self._runs(has_grad, self.counts.values)
         if not has_own_grads:
             if placement(self._grad_views) != self._placement:
-                # A program has changed views themselves, as by grad.data = ...; what they are now is copied in.
+                # A program has changed the views themselves, for example by grad.data = ...: copy their new values in.
                 views = self._views(self.grads)
                 for i in _moved(self._grad_views, views):
                     self._grad_views[i] = views[i]
@@ -220,14 +220,14 @@ def _is_shared(param: Tensor) -> bool:
 
 
 def _kept(values: Tensor, buffer: Tensor) -> Tensor:
-    """Return what a program has assigned; a copy if it is in the buffer, where other values are written before."""
+    """Return what a program has assigned; a copy if it lies in the buffer, which is overwritten before it is read."""
     begin = buffer.data_ptr()
     is_inside = values.device == buffer.device and begin <= values.data_ptr() < begin + buffer.nbytes
     return values.clone() if is_inside else values
 
 
 def _has(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> bool:
-    """Return whether a state has these very tensors."""
+    """Return whether a state has exactly these tensor objects."""
     return all(state.get(name) is one for name, one in tensors.items())
 
 

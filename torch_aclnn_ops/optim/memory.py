@@ -39,7 +39,7 @@ class Snapshot:
         self.is_valid = True
 
     def is_current(self, groups: _Groups, states: MutableMapping[Any, Any]) -> bool:
-        """Return whether all is as it was, and no parameter gets its first gradient, so that nothing is prepared."""
+        """Return whether nothing has changed and no parameter gets its first gradient: a step then prepares nothing."""
         return (
             self.is_valid
             and holds(self._containers(groups, states), self._objects)

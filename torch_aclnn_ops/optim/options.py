@@ -25,7 +25,7 @@ _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "ma
 
 
 def without_lacking(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate ``__init__`` to drop options that the optimizer lacks if they ask for nothing, and raise for others."""
+    """Decorate ``__init__`` to ignore options that the optimizer lacks if they are off, and to raise if they are on."""
 
     @wraps(init)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -140,7 +140,7 @@ class EmaSchedule(NamedTuple):
         return decays.masked_fill(since_start <= 0, 0.0)
 
     def _warmed_up(self, update: Any) -> Any:
-        """Return the bound that the warm-up sets to the decay of an update, a number or a tensor of several."""
+        """Return the warm-up's upper bound of the decay: a number for one update, or a tensor for several."""
         if self.ema_warmup == "ratio":
             return (1 + update) / (10 + update)
         return 1 - (1 + update / self.ema_warmup_gamma) ** -self.ema_warmup_power

@@ -95,7 +95,7 @@ class ShardedModel:
             self._groups, self._is_first = fsdp1_groups(self._fsdp1), torch.distributed.get_rank() == 0
 
     def copied_state_dict(self, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
-        """Return copies, full tensors on the CPU of the first rank alone if a sharded model is to have them.
+        """Return copies; with ``is_full``, a sharded model's are full tensors on the CPU, on the first rank only.
 
         The exception of this rank, if any, is not raised, because the others would wait for it in a collective.
         """

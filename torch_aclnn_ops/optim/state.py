@@ -119,7 +119,7 @@ def sync_masters_from_params(masters: Sequence[Tensor], params: Sequence[Tensor]
 
 
 def _join_steps(states: list[dict[str, Any]]) -> None:
-    """Let the step counts on an NPU lie side by side in one tensor, so that one launch increments all of them."""
+    """Move the step counts on an NPU into one tensor, so that one launch increments all of them."""
     by_device = defaultdict(list)
     for state in states:
         if state["step"].device.type == "npu":

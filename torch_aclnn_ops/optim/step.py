@@ -204,7 +204,7 @@ class Captures:
                 )
 
     def are_counts_known(self, found_inf: Tensor | None) -> bool:
-        """Return whether the host knows the steps of a device, which may skip some, and repeat captured ones."""
+        """Return whether the host knows the step counts of a device, which may skip steps and repeat captured ones."""
         may_be_replayed = self.has_captured or self.has_compiled
         return not may_be_replayed and (found_inf is None or found_inf.is_cpu)
 

@@ -84,7 +84,7 @@ def summarize(
 
 
 def _some_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return features of rows up to the last one, at the same distance, minus one of them: zeros of constant rows."""
+    """Return some features of evenly spaced rows up to the last one, minus the first: zeros if all are equal."""
     step = max((rows.shape[0] - 1) // (_PLACES - 1), 1)
     features = rows[(rows.shape[0] - 1) % step :: step][:_PLACES, :_FEATURES].to(dtype)  # 16 bits round differences
     return (features - features[:1, :1]).reshape(-1)

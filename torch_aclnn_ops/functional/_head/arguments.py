@@ -89,6 +89,6 @@ def check_constant(function: str, name: str, tensor: Tensor, owner: str) -> None
 
 def choose(condition: Tensor, numbers: tuple[float, float], like: Tensor) -> Tensor:
     """Return the first number where a condition holds, else the second, in the dtype of ``like``."""
-    # Not torch.where of numbers, of which it would make tensors of its default dtype.
+    # Not torch.where of numbers, which it would convert to tensors of the default dtype.
     first, second = (torch.full_like(condition, number, dtype=like.dtype) for number in numbers)
     return torch.where(condition, first, second)

@@ -38,7 +38,7 @@ from torch import Tensor
 
 
 class Engine:
-    """Computes the calls of a loss, which supplies what is special to it."""
+    """Computes the calls of a loss; the ``HeadLoss`` supplies what is specific to it."""
 
     def __init__(self, loss: HeadLoss) -> None:
         self._loss = loss
@@ -63,7 +63,7 @@ class Engine:
         return _apply(*call[:HEAD_TENSORS], self._loss, call, factors)
 
     def needs_formula(self, call: Any, *others: Tensor | None) -> bool:
-        """Return whether only the formula has the derivatives: by other arguments, in a transform, with tangents.
+        """Return whether only the formula has the derivatives: for other arguments, in a transform, or with tangents.
 
         ``others`` are tensors with which the results are multiplied.
         """
@@ -145,7 +145,7 @@ class _Function(torch.autograd.Function):
             if is_batched(grads[0]):
                 ctx.gradients = made  # not consumed: _scaled() is out of place then
             made = _scaled(made, grads[0])
-        # Each to its own: ranks that share a vocabulary upcast the input, whose gradients they add up.
+        # Each to its tensor's dtype: ranks that share a vocabulary upcast the input, whose gradients they add up.
         pairs = zip(made, ctx.dtypes, strict=True)
         made = [one if one is None or one.dtype is dtype else one.to(dtype) for one, dtype in pairs]
         return *made, None, None, None

@@ -18,7 +18,7 @@ _SCHEMAS = {Tensor: "Tensor", bool: "bool", int: "SymInt", float: "float", str: 
 
 
 class HeadLoss:
-    """A loss on a head whose results are the losses of rows; another one overrides what differs.
+    """A loss on a head whose results are the losses of rows; other losses override what differs.
 
     A call is a named tuple of tensors and constants. Its first three fields are the input, of shape (N, H), the weight
     and the bias of the head; ``gradients`` says which of these need a gradient. The results of a call are tensors of
@@ -76,7 +76,7 @@ class HeadLoss:
         return range(1)
 
     def beside_total(self, call: Any) -> range:
-        """Return which results the caller gets beside the total."""
+        """Return which results the caller gets together with the total."""
         return range(0)
 
     def backward_call(self, call: Any, results: Results) -> Any:
@@ -92,7 +92,7 @@ class HeadLoss:
         return [call.input.new_empty(call.input.shape[0], dtype=accumulation_dtype(call.input.dtype))]
 
     def tensors(self, call: Any) -> list[Tensor | None]:
-        """Return the tensors of a call that kernels read, but the first three."""
+        """Return the tensors of a call that kernels read, except the first three."""
         return [call[place] for place in self._tensors]
 
     def replace(self, call: Any, of_head: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> Any:

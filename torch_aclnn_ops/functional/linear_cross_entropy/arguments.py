@@ -1,4 +1,4 @@
-"""What the arguments must be, stated once, and which calls are left to PyTorch's function of the same name.
+"""The rules of the arguments, each stated once, and the calls that are left to PyTorch's function of the same name.
 
 An error has the class of PyTorch's.
 """
@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 REDUCTIONS = ("none", "mean", "sum")
-# What torch's function lacks, beside token_weight; with the defaults it computes the same. Adjacent fields of a call.
+# Options that torch's function lacks, in addition to token_weight; their defaults change nothing. Adjacent fields of a
+# call.
 _OPTIONS = (*NUMBERS, "zero_if_all_ignored", "outputs")
 _PLACES = slice(Call._fields.index(_OPTIONS[0]), Call._fields.index(_OPTIONS[-1]) + 1)
 assert [*Call._fields][_PLACES] == [*_OPTIONS]
@@ -39,7 +40,7 @@ _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _REAL = (float, Real)  # float first, for speed
 _INTEGRAL = (int, Integral)
 _INDEX_DTYPES = (torch.int64, torch.uint8)
-# The name of an argument, what it must, what it does, and the class of the error.
+# The name of an argument, its rule, how it breaks the rule, and the class of the error.
 _Broken = Iterator[tuple[str, str, str, type[Exception]]]
 
 

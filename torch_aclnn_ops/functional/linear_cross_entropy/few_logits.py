@@ -26,7 +26,7 @@ _FLOATS_OF_LOGIT = 3
 def loss_in_cpp(call: Call) -> Tensor | None:
     """Return the loss of few float32 logits on the CPU if C++ finds nothing unusual in the arguments, else ``None``.
 
-    It computes what :func:`loss_of_few_logits` does, and costs a tenth of that on top of torch's functions. Only for
+    It computes the same as :func:`loss_of_few_logits`, with a tenth of its overhead over torch's functions. Only for
     calls with the default options of this package.
     """
     if torch.compiler.is_compiling() or is_logging_in_eager_mode() or is_disabled():
@@ -43,7 +43,7 @@ def loss_in_cpp(call: Call) -> Tensor | None:
 
 
 def are_few(call: Call) -> bool:
-    """Return whether torch computes the same loss, and its logits, with what autograd holds beside them, are small."""
+    """Return whether torch computes the same loss, and the logits and all that autograd saves with them are small."""
     weight, target = call.linear_weight, call.target
     if target.is_floating_point() or weight.dim() > 2 or torch.compiler.is_compiling():
         return False
@@ -65,7 +65,7 @@ def are_few(call: Call) -> bool:
 def loss_of_few_logits(call: Call) -> Tensor:
     """Compute the loss in torch's functions, which materialize all logits and have every derivative.
 
-    Unlike in torch's, rows that are ignored may hold inf and nan.
+    Unlike with torch's functions, ignored rows may contain inf and nan.
     """
     log_few_logits(call)
     if is_any_autocast_enabled():  # the logits of rounded numbers can be computed in float32
@@ -83,7 +83,7 @@ def loss_of_few_logits(call: Call) -> Tensor:
 
 
 def _savable(tensor: Any) -> Any:
-    """Return a tensor that autograd can save, which none of inference mode is."""
+    """Return a tensor that autograd can save: it refuses those of inference mode."""
     return tensor.clone() if tensor is not None and torch.is_grad_enabled() else tensor
 
 

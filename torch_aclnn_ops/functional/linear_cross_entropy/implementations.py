@@ -1,4 +1,4 @@
-"""The implementations of a call that is not one of few logits, and the choice among them, made once per call.
+"""The implementations of a call, except the one for few logits, and the choice among them, made once per call.
 
 =============================  =====================================================================================
 by CANN's fused operators      ``fused_loss``: from the losses of all rows; also by ranks that share a vocabulary, if
@@ -104,7 +104,7 @@ def _prepare(call: Call) -> Call:
 
 
 def _can_fuse_loss(call: Call, shards: VocabularyShards | None) -> bool:
-    """Return whether CANN's operators compute the losses of rows, and their gradients, which are those of both."""
+    """Return whether CANN's operators compute the losses of rows, with both gradients or neither."""
     if torch.compiler.is_compiling() or call.gradients[0] != call.gradients[1]:
         return False
     # On every rank: those that differentiate a gradient need the same collectives.
@@ -151,7 +151,7 @@ _DIFFERENTIATED = 2  # input and weight
 
 
 class _FusedLossFunction(torch.autograd.Function):
-    """The losses of all rows with their z-losses, or without and their log-sum-exp; not used inside transforms."""
+    """The losses of all rows with z-losses, or without them but with log-sum-exps; not used inside transforms."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:

@@ -40,7 +40,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.kernels import reduce, statistics_
 import torch
 from torch import Tensor
 
-# What becomes the coefficients of the statistics, or is chosen before them.
+# Fields that become coefficients of the statistics, or are decided before the statistics are computed.
 _UNREAD = (
     "token_weight reduction ignore_index label_smoothing lse_square_scale zero_if_all_ignored outputs shape is_fused"
     " has_no_ignored"

@@ -1,4 +1,4 @@
-"""The divergence of two linear layers' outputs, a student's and its teacher's, without the outputs.
+"""The divergence of two linear layers' outputs, a student's and its teacher's, without materializing them.
 
 A call goes from the function here to ``implementations``, which gives the engine of losses on a head what it needs, and
 reduces the losses of rows. ``chunks`` is the kernel, and ``formula`` has the mathematics and every derivative.
@@ -104,8 +104,8 @@ def linear_kl_div(
         beta: Weight of the teacher in the Jensen-Shannon divergence, above 0 and below 1. As in TRL, 0 stands for the
             forward KL and 1 for the reverse KL, which are not the limits.
         temperature: Divisor of the logits. The loss is not multiplied by its square.
-        vocab_size: Number of classes that count, the first of both heads, which may be padded to different sizes: the
-            others have a probability of 0, and their gradient is 0. Not with ``process_group``.
+        vocab_size: Number of classes to use: the first ones of both heads, which may be padded to different sizes. The
+            others have a probability and a gradient of 0. Not with ``process_group``.
         target: Labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
         hard_weight: Factor of the cross entropy of ``target``, at a temperature of 1, which is added to each row's
             divergence. Its gradient is computed from the same logits.

@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
     @property
     def labels(self) -> Tensor | None:
-        """The labels whose cross entropy is added, if it is."""
+        """The labels whose cross entropy is added, or ``None`` without ``hard_weight``."""
         return self.target if self.hard_weight else None
 
     @property
@@ -70,10 +70,10 @@ class Call(NamedTuple):
 
     @property
     def has_small_blocks(self) -> bool:
-        """Whether few rows of a chunk are reduced at once, which stay in a CPU's cache.
+        """Whether the rows of a chunk are reduced a few at a time, so that they stay in a CPU's cache.
 
-        Otherwise all of them are, on a device, whose launches cost more, and where processes share a vocabulary, which
-        have one collective for all of them.
+        Otherwise all of them are reduced at once: on a device to save launches, and where processes share a vocabulary
+        to save collectives.
         """
         return self.linear_weight.is_cpu and self.shards is None
 
@@ -147,7 +147,7 @@ def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = 
 
 
 def first_classes(vocab_size: int, dim: int, *tensors: Any) -> tuple[Any, ...]:
-    """Return the first classes of tensors whose dimension ``dim`` has them; what is no tensor is checked later."""
+    """Return the first classes of tensors, in dimension ``dim``; arguments that are not tensors are checked later."""
     number = check_number(NAME, "vocab_size", vocab_size, AT_LEAST_1)
     found = []
     for tensor in tensors:

@@ -125,7 +125,7 @@ class _Kernel:
         if factors is None:
             return losses, None
         gradient = logits.sub_(log_sums.unsqueeze(1)).exp_()
-        # Not a cast, which torch_npu makes float32 of a mask.
+        # Not a cast: torch_npu casts a mask to float32.
         gradient.scatter_add_(1, columns, gradient.new_zeros(columns.shape).masked_fill_(is_here, -1))
         return losses, gradient.mul_((weight * temperature) * factors.unsqueeze(1))
 
@@ -184,7 +184,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 def losses_in_chunks(call: Call, factors: Tensor | None) -> tuple[Results, HeadGradients]:
     """Compute the losses of rows, 0 for ignored ones, and with factors the gradients of ``(losses * factors).sum()``.
 
-    A call that recomputes has no losses.
+    The call of a backward pass returns no losses.
     """
     if call.input.device.type == "npu":
         _extension.check_queue(NAME)

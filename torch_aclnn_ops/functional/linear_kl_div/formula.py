@@ -25,11 +25,11 @@ def losses_and_slopes(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.
 
-    Of the student's distribution q and the teacher's p it is ``KL(p || q)``, ``KL(q || p)``, or with the mixture
+    With the student's distribution q and the teacher's p, it is ``KL(p || q)``, ``KL(q || p)``, or with the mixture
     ``m = beta p + (1 - beta) q`` the generalized Jensen-Shannon divergence ``beta KL(p || m) + (1 - beta) KL(q || m)``.
 
     The divergences are differentiable in both arguments. The derivatives are correct up to a multiple of q, which
-    the gradient of a softmax removes. Either is None if it is not asked for. Where probabilities may be 0
+    the gradient of a softmax removes. Either result is None if it is not requested. Where probabilities may be 0
     (``may_be_masked``), their terms are 0.
     """
 

@@ -1,4 +1,4 @@
-"""What the engine of losses on a head gets, whose results are the losses of rows, and their reduction."""
+"""The loss of rows for the engine of losses on a head, and the reduction of these losses."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 _OF_ROWS = ("target", "teacher_input", "teacher_values", "teacher_indices")
-# What is applied to the losses of rows, and the ranks that share a vocabulary, which compiled code does not support.
+# Fields that are applied to the losses of rows, and those of a shared vocabulary, which compiled code does not support.
 _UNREAD = ("ignore_index", "token_weight", "reduction", "zero_if_all_ignored", "shards", "reduce_input_grad")
 # Options that must be the same on all processes.
 _AGREED = "reduction divergence beta hard_weight temperature reduce_input_grad zero_if_all_ignored".split()
@@ -46,7 +46,7 @@ _ENGINE = Engine(_Divergence(NAME, Call, _UNREAD, _OF_ROWS))
 
 
 def prepare(call: Call) -> Call:
-    """Cast as autocast asks, flatten the rows, and raise for a ``max_memory`` that is too small."""
+    """Cast for autocast, flatten the rows, and raise for a ``max_memory`` that is too small."""
     student, target = (call.input, call.linear_weight, call.linear_bias), call.target
     input, weight, bias = rounded_by_autocast(*student)
     is_recorded = torch.is_grad_enabled() and not is_exporting()  # an exported call may get inputs that need others

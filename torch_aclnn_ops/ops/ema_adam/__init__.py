@@ -63,12 +63,12 @@ def _bias_correction(beta: float, count: Tensor) -> Tensor:
 
 
 def is_float64_on_npu(tensor: Tensor) -> bool:
-    """Return whether a tensor is one of which CANN computes neither ``expm1`` nor ``lerp``."""
+    """Return whether a tensor is float64 on an NPU, where CANN supports neither ``expm1`` nor ``lerp``."""
     return tensor.dtype == torch.float64 and tensor.device.type == "npu"
 
 
 def lerp(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
-    """Return what ``torch.lerp`` computes, also in float64 on an NPU."""
+    """Compute ``torch.lerp``, also in float64 on an NPU."""
     if not is_float64_on_npu(start):
         return torch.lerp(start, end, weight)
     # From the nearer end, so that the result is exact at both ends.
@@ -168,7 +168,7 @@ def why_not_cann(*args: Any) -> str | None:
 
 def takes_lists(grads: Iterable[Tensor]) -> bool:
     """Return whether :func:`run_lists` takes the parameters with these gradients, which are on one NPU."""
-    if in_dispatch_mode() or _extension.checks_values():  # both look at each call
+    if in_dispatch_mode() or _extension.checks_values():  # both inspect every call
         return False
     kinds = {(grad.dtype, grad.dim()): grad for grad in grads}
     return all(why_not_cann(grad) is None for grad in kinds.values())
@@ -227,8 +227,8 @@ class Options(NamedTuple):
 class TensorLists(NamedTuple):
     """The tensors of a step, as lists with one entry per parameter.
 
-    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty. Of
-    parameters without a gradient there are ``params``, ``ema_params`` and ``steps``.
+    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty. For
+    parameters without a gradient, only ``params``, ``ema_params`` and ``steps`` have entries.
     """
 
     params: list[Tensor]

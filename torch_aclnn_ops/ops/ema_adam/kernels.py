@@ -118,7 +118,7 @@ def _numbers(options: Options) -> tuple[Any, ...]:
 
 
 def note_partial_update(error: BaseException) -> None:
-    """Say in an exception that was raised after the first write of a step what to do; warn before Python 3.11."""
+    """Note in an exception raised after the first write of a step what to do; before Python 3.11, warn instead."""
     note = "FusedEmaAdam: the step stopped midway, so that parameters may be partly updated; load a checkpoint"
     if hasattr(error, "add_note"):
         error.add_note(note)

@@ -1,4 +1,4 @@
-"""The three raw operators of a vocab-parallel linear cross entropy; beside them, the kernels built on them.
+"""The three raw operators of a vocab-parallel linear cross entropy, on which the kernels in this folder are built.
 
 ``fused_linear_online_max_sum`` reduces a shard's logits to three numbers per row,
 ``fused_cross_entropy_loss_with_max_sum`` computes the loss from them, and ``fused_linear_cross_entropy_loss_grad`` the

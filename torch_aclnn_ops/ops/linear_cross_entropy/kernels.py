@@ -31,7 +31,7 @@ from torch import Tensor
 
 
 def reduce(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
-    """Compute the requested statistics of every row, and with factors the gradients of the loss that has them.
+    """Compute the requested statistics of every row and, given their factors in a loss, its gradients.
 
     With ``call.log_sum_exp``, the statistics of the forward pass, only the gradients are used.
     """
@@ -51,7 +51,7 @@ def reduce(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradi
 
 @without_autocast
 def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Results, HeadGradients]:
-    """Compute the requested statistics, and with factors the gradients of the loss that has these factors.
+    """Compute the requested statistics and, given their factors in a loss, its gradients.
 
     Ignored rows give zeros, and the predicted token -1.
     """
@@ -84,7 +84,7 @@ def _statistics_in_chunks(call: Call, factors: Coefficients | None) -> tuple[Res
 
 
 def why_not_fused(call: Call) -> str | None:
-    """Return why CANN's operators compute neither the statistics of a call nor their gradients, or ``None``."""
+    """Return why CANN's operators do not compute a call's statistics and gradients, or ``None`` if they do."""
     if call.input.device.type != "npu":
         return f"the tensors are on {call.input.device.type}"
     if is_disabled():
@@ -144,7 +144,7 @@ def _check_queue(tensor: Tensor) -> None:
 def _reduce_rows(
     call: Call, logits: Tensor, target: Tensor, of_rows: Sequence[Tensor | None], have_classes: bool
 ) -> Results:
-    """Reduce logits; with factors, overwrite them with the gradient of the loss by ``input @ weight.T + bias``.
+    """Reduce logits; with factors, overwrite them with the loss's gradient for ``input @ weight.T + bias``.
 
     The logits of some rows are divided by the temperature unless there is a softcap. ``have_classes`` says whether it
     is known that all class indices are 0 or more.
