@@ -7,6 +7,7 @@ each has a ``copy``, a copy up to rounding (``alike``), a ``shard`` of its class
 from functools import partial
 
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._torch_compat.public import COMPILES_COLLECTIVES
 from torch_aclnn_ops.functional._head.shards import Members, sum_over_group
 
 import torch
@@ -338,7 +339,7 @@ def _collectives(vocabulary, name):
     return forward.get_total_counts(), backward.get_total_counts()
 
 
-FUNCTIONS = (sizes_found_by_a_collective, partial_input_gradient, frozen_head, compiled)
+FUNCTIONS = (sizes_found_by_a_collective, partial_input_gradient, frozen_head, *[compiled] * COMPILES_COLLECTIVES)
 FUNCTIONS += (gradients_of_target_and_weights, second_derivatives, forward_over_reverse, batched, distributed_tensors)
 FUNCTIONS += (distributed_head_and_a_group, groups_of_some_processes, number_of_collectives)
 

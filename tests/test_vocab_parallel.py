@@ -4,6 +4,8 @@ import textwrap
 from functools import cache
 
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._torch_compat.public import COMPILES_COLLECTIVES
+from torch_aclnn_ops.functional._head import shards
 
 import pytest
 import torch
@@ -174,6 +176,14 @@ def test_compiled_code_needs_the_sizes(group_of_two):
         compiled(INPUT, HEAD, TARGET, process_group=group_of_two)
 
 
+def test_compiled_code_of_torch_2_11_raises(group_of_two, monkeypatch):
+    monkeypatch.setattr(shards, "COMPILES_COLLECTIVES", False)
+    compiled = torch.compile(F.linear_cross_entropy, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="process_group must be None under torch.compile with torch 2.11"):
+        compiled(INPUT, HEAD, TARGET, process_group=group_of_two, vocab_sizes=(4, 4))
+
+
+@pytest.mark.skipif(not COMPILES_COLLECTIVES, reason="every call raises")
 def test_a_transform_inside_a_compiled_function_raises(group_of_two):
     def loss(input):
         return F.linear_cross_entropy(input, HEAD, TARGET, process_group=group_of_two, vocab_sizes=(4, 4))

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._torch_compat.public import COMPILES_COLLECTIVES
 
 import pytest
 import torch
@@ -311,6 +312,7 @@ def test_fsdp2_shards_raise_if_each_rank_has_its_own_rows(device, found, head):
         assert all(math.isnan(of_rank[f"head: {head}"][0]) for of_rank in found)
 
 
+@pytest.mark.skipif(not COMPILES_COLLECTIVES, reason="torch 2.11 drops the gradients, so the call raises")
 def test_mismatched_compiled_calls_give_nan():
     for different, same in run(compiled, 2):
         assert all(map(math.isnan, different)) and all(map(math.isfinite, same))

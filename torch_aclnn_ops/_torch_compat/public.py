@@ -17,6 +17,8 @@ from torch.nn import Buffer as Buffer
 from torch.nn import Module
 
 cpu_capability = cpu.get_cpu_capability
+# In torch 2.11, Dynamo drops the gradient of an autograd.Function that returns the result of a collective.
+COMPILES_COLLECTIVES = not torch.__version__.startswith("2.11.")
 in_jit_trace: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 

@@ -22,6 +22,7 @@ from torch_aclnn_ops._torch_compat.private import (
     dtensor_of_local,
     is_legacy_batchedtensor,
 )
+from torch_aclnn_ops._torch_compat.public import COMPILES_COLLECTIVES
 from torch_aclnn_ops.functional._head.agreement import ROWS, raise_mismatch
 
 import torch
@@ -89,9 +90,16 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
     return result
 
 
-def raise_if_compiled_transform(*_: Any) -> None:
-    """Raise where Dynamo traces a transform, in which second derivatives of a Function would be zero."""
-    if torch.compiler.is_compiling() and in_functorch_transform():
+def raise_if_not_compilable(*_: Any) -> None:
+    """Raise where Dynamo would drop derivatives: first ones in torch 2.11, second ones of a Function in transforms."""
+    if not torch.compiler.is_compiling():
+        return
+    if not COMPILES_COLLECTIVES:
+        raise NotImplementedError(
+            "linear_cross_entropy: process_group must be None under torch.compile with torch 2.11, whose compiled code"
+            " drops the gradients of collectives; use another version of torch, or do not compile this call"
+        )
+    if in_functorch_transform():
         raise NotImplementedError(
             "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
             " which cannot differentiate collectives there; compile without the transform, or transform without"
@@ -129,7 +137,7 @@ def _linear(
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
-    return EagerOrCompiled(Linear, raise_if_compiled_transform)
+    return EagerOrCompiled(Linear, raise_if_not_compilable)
 
 
 # Stacks the parts of all ranks along a new first dimension; selects this rank's entry along it.

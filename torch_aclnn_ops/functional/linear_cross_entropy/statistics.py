@@ -21,7 +21,7 @@ from torch_aclnn_ops.functional._head.shards import (
     copy_to_group,
     gather,
     gather_constant,
-    raise_if_compiled_transform,
+    raise_if_not_compilable,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
 from torch_aclnn_ops.ops._chunks import IGNORED, HeadGradients, Results
@@ -109,7 +109,7 @@ class SharedVocabulary:
 
     def statistics(self, call: Call) -> Statistics:
         """Reduce the logits of every row to the statistics of all classes; ``call`` has this rank's head."""
-        raise_if_compiled_transform()
+        raise_if_not_compilable()
         summary = self._summarize(call, accumulation_dtype(call.input.dtype))
         local, target_probability_sum = _local_call(call, self.shards, self.reduces_gradient)
         rows = statistics(local)
