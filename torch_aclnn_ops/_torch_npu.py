@@ -33,7 +33,7 @@ _CANN_LIBRARIES = (
 # CANN's numbers of ND, NCHW, NHWC, NCDHW and NCL, whose elements are where the strides say.
 _BASE_FORMATS = (2, 0, 1, 30, 47)
 
-# If both torch's CUDA library and torch_npu call this torch function (since 2.11), they register the same settings,
+# If both torch's CUDA library and torch_npu call this torch function (since 2.10), they register the same settings,
 # and the second registration aborts the process.
 _SETTINGS = b"26AcceleratorAllocatorConfig14getMutableKeys"
 

@@ -124,7 +124,7 @@ _SPECIAL = (
         flags=("-fopenmp",),  # at::parallel_for
         optimisation=_CALLS_OF_TORCH,
     ),
-    # torch 2.11 keeps the registered keys in an inline function, which must not have a copy in this library.
+    # torch 2.10 and 2.11 keep the registered keys in an inline function, which must not have a copy in this library.
     Library("host_npu_loader", torch=("c10",), flags=("-fno-visibility-inlines-hidden",)),
 )
 

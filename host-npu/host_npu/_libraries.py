@@ -47,7 +47,7 @@ FOLDER = Path(__file__).resolve().parent / "_lib"
 _VERSIONS = FOLDER / "versions.json"
 
 # From this release, torch_npu registers settings that torch's CUDA library also registers, which aborts the process.
-_REGISTERS_SETTINGS = (2, 11)
+_REGISTERS_SETTINGS = (2, 10)
 
 
 def _path(name: str) -> Path:
