@@ -11,9 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +22,8 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent
+from function_headers import SOURCES, BuildError, two_phase_functions, write_headers, written
+
 PROJECT = SOURCES.parent
 DEFAULT_DESTINATION = PROJECT / "host_npu" / "_lib"
 
@@ -43,23 +42,7 @@ _CALLS_OF_TORCH = ("-O1",)
 # The device rounds a product before adding to it. Nothing reads errno or traps, which prevent the vectorization of
 # square roots and comparisons.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-_HEADER = """\
-#pragma once
-
-#include "aclnn/acl_meta.h"
-
-extern "C" {{
-ACLNN_API aclnnStatus {name}GetWorkspaceSize{parameters};
-ACLNN_API aclnnStatus {name}(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream);
-}}
-"""
-# CANN's header names that do not follow from the function names.
-_OTHER_HEADERS = {"aclnnInplaceCopy": "aclnn_copy"}
 _EXPECTED = "the simulated libraries; all of them take about two minutes of one core"
-
-
-class BuildError(RuntimeError):
-    """Raised with the reason if the host NPU cannot be compiled."""
 
 
 @dataclass(frozen=True)
@@ -171,12 +154,10 @@ def build(
             linked.append(builder.link(library, [object.result() for object in compiled[library]]))
             builder.report(library, f"{number} of {len(wanted)}")
     if not names:
-        # The headers of CANN that torch_npu's wheel lacks.
-        shutil.copytree(SOURCES / "include", destination / "include", dirs_exist_ok=True)
-        declare(operators(), destination / "include")
         # A sanitizer must be loaded when the process starts, and another machine's libraries cannot be loaded.
-        if not instrument and _machine(linked[0]) == _machine(Path(sys.executable)):
-            declare(_formulas(destination), destination / "include")
+        can_be_loaded = not instrument and _machine(linked[0]) == _machine(Path(sys.executable))
+        formulas = destination / "libhost_npu_formulas.so" if can_be_loaded else None
+        write_headers(destination / "include", formulas)
         (destination / "versions.json").write_text(json.dumps(versions()) + "\n")
     return linked
 
@@ -185,39 +166,6 @@ def _machine(program: Path) -> bytes:
     """Return the machine of an ELF file."""
     with program.open("rb") as file:
         return file.read(20)[18:]
-
-
-def operators() -> dict[str, str]:
-    """Return the parameters of phase one of each operator that ``opapi`` checks, by operator name."""
-    text = "".join((SOURCES / source).read_text() for source in Library("opapi").sources)
-    found = re.findall(r"^HOST_NPU_PHASE_ONE (aclnn\w+)GetWorkspaceSize(\([^)]*\))", text, re.MULTILINE)
-    return {name: " ".join(parameters.split()) for name, parameters in found}
-
-
-def declare(functions: dict[str, str], include: Path) -> list[Path]:
-    """Write a header for each function of CANN from the parameters of its phase one, and return the paths."""
-    headers = []
-    for name, parameters in functions.items():
-        words = re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]|V[0-9])", "_", name).lower()
-        target = include / "aclnnop" / f"{_OTHER_HEADERS.get(name, words)}.h"
-        headers.append(_written(_HEADER.format(name=name, parameters=parameters), target))
-    return headers
-
-
-def _formulas(destination: Path) -> dict[str, str]:
-    """Return the parameters of phase one of each operator that a formula computes, by operator name."""
-    code = """
-import ctypes, sys, torch
-function = ctypes.CDLL(sys.argv[1]).host_npu_arguments
-function.restype = ctypes.c_char_p
-print(function().decode(), end="")
-"""
-    command = [sys.executable, "-c", code, str(destination / "libhost_npu_formulas.so")]
-    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if result.returncode != 0:
-        raise BuildError(f"the libraries cannot be loaded:\n{result.stderr}")
-    return dict(line.split(" ", 1) for line in result.stdout.splitlines())
 
 
 def instrumentation(kind: str) -> list[str]:
@@ -229,22 +177,7 @@ def instrumentation(kind: str) -> list[str]:
 
 def joined(sources: list[Path], target: Path) -> Path:
     """Write a source that includes others, unless it exists, and return its path."""
-    return _written("".join(f'#include "{source.resolve()}"\n' for source in sources), target)
-
-
-def functions_of_torch_npu(prefix: str) -> list[str]:
-    """Return the names of the two-phase functions that the installed torch_npu looks up, found in its libraries."""
-    content = b"".join(file.read_bytes() for file in sorted((_package("torch_npu") / "lib").glob("*.so")))
-    # Not anchored at the start: any bytes may precede a string in a library.
-    names = re.findall(rb"(" + prefix.encode() + rb"\w+?)GetWorkspaceSize(?=\0)", content)
-    return sorted({name.decode() for name in names})
-
-
-def _written(content: str, target: Path) -> Path:
-    if not target.exists() or target.read_text() != content:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(content)
-    return target
+    return written("".join(f'#include "{source.resolve()}"\n' for source in sources), target)
 
 
 class _Builder:
@@ -282,9 +215,10 @@ class _Builder:
     def names_of_functions(self, library: Library) -> Path:
         """Write the names that the library's sources include but do not define, and return the file's folder."""
         sources = "".join((SOURCES / source).read_text() for source in library.sources)
-        names = (name for name in functions_of_torch_npu(library.functions) if f" {name}(" not in sources)
+        known = two_phase_functions(_package("torch_npu") / "lib", library.functions)
+        names = (name for name in known if f" {name}(" not in sources)
         lines = "".join(f"HOST_NPU_FUNCTION({name})\n" for name in names)
-        return _written(lines, self.objects / "names" / f"{library.name}_functions.inc").parent
+        return written(lines, self.objects / "names" / f"{library.name}_functions.inc").parent
 
     def link(self, library: Library, objects: list[Path]) -> Path:
         """Link a library unless it is up to date."""

@@ -20,9 +20,9 @@ _SOURCES = PROJECT / "csrc"
 _INCLUDE = _SOURCES / "include"
 # The headers of the operators, and operators.h, which includes all of them.
 _DECLARED = PROJECT / "build" / "include"
-_BUILD = runpy.run_path(str(_SOURCES / "build.py"))
+_FUNCTIONS = runpy.run_path(str(_SOURCES / "function_headers.py"))
 # The parameters of phase one of each operator.
-OPERATORS: dict[str, str] = _BUILD["operators"]()
+OPERATORS: dict[str, str] = _FUNCTIONS["operators"]()
 # The libraries that the program links against.
 LIBRARIES = ("ascendcl", "hccl", "acl_op_compiler", "nnopbase", "opapi")
 SOURCES = sorted((_SOURCES / "tests").glob("*.cpp"))
@@ -80,7 +80,7 @@ def compiled(
     wheel = [include / "third_party" / "acl" / "inc", include / "third_party" / "hccl" / "inc", include]
     command = [*compiler, f"-I{_SOURCES}", f"-I{_INCLUDE}", f"-I{_DECLARED}"]
     command += [f"-isystem{folder}" for folder in wheel]
-    declared = _BUILD["declare"](OPERATORS, _DECLARED)
+    declared = _FUNCTIONS["declare"](OPERATORS, _DECLARED)
     _DECLARED.joinpath("operators.h").write_text("".join(f'#include "aclnnop/{header.name}"\n' for header in declared))
     headers = [*_HEADERS, *(_SOURCES / "tests" / "fuzz").glob("*.h"), *_INCLUDE.rglob("*.h"), *declared]
     folder = PROJECT / "build" / f"abi-{_key([command], [*sources, *sorted(headers)])}"
