@@ -53,24 +53,20 @@ class Call(NamedTuple):
     shards: VocabularyShards | None = None  # how processes share the vocabulary, if they do
     reduce_input_grad: bool = True  # sum the gradient of the input over these processes
 
-    @property
     def labels(self) -> Tensor | None:
-        """The labels whose cross entropy is added, or ``None`` without ``hard_weight``."""
+        """Return the labels whose cross entropy is added, or ``None`` without ``hard_weight``."""
         return self.target if self.hard_weight else None
 
-    @property
     def may_be_masked(self) -> bool:
-        """Whether classes may have a probability of 0."""
+        """Return whether classes may have a probability of 0."""
         return self.linear_bias is not None or self.teacher_weight is None or self.teacher_bias is not None
 
-    @property
     def classes(self) -> slice:
-        """The classes of this process, in the vocabulary."""
+        """Return the classes of this process, in the vocabulary."""
         return slice(0, self.linear_weight.shape[0]) if self.shards is None else self.shards.own
 
-    @property
     def has_small_blocks(self) -> bool:
-        """Whether the rows of a chunk are reduced a few at a time, so that they stay in a CPU's cache.
+        """Return whether the rows of a chunk are reduced a few at a time, so that they stay in a CPU's cache.
 
         Otherwise all of them are reduced at once: on a device to save launches, and where processes share a vocabulary
         to save collectives.
@@ -85,8 +81,8 @@ class Call(NamedTuple):
         weight, is_shared = self.linear_weight, self.shards is not None
         classes = weight.shape[0] if self.shards is None else max(self.shards.sizes)
         copies = 1 if self.teacher_indices is not None else 2
-        if not self.has_small_blocks:
-            copies += _TEMPORARIES[self.divergence] + 2 * (self.labels is not None)
+        if not self.has_small_blocks():
+            copies += _TEMPORARIES[self.divergence] + 2 * (self.labels() is not None)
         sizes = Sizes(rows, classes, weight.shape[1], weight.dtype, weight.is_cpu)
         limits = self.chunk_size, self.max_memory
         units = not is_shared and has_bfloat16_units(weight)

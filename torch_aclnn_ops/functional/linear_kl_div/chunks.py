@@ -84,12 +84,12 @@ class _Kernel:
     def blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Results]:
         """Compare the rows of a chunk, as many at once as fit a cache (all if processes share a vocabulary)."""
         number, call, teacher_logits = logits.shape[0], self.call, self.teacher_logits(rows)
-        size = rows_of_block(logits.shape[1], logits.itemsize) if call.has_small_blocks else number
+        size = rows_of_block(logits.shape[1], logits.itemsize) if call.has_small_blocks() else number
         results: list[Results] = []
         for of_input in blocks_of(rows, size):
             block = slice(of_input.start - rows.start, of_input.stop - rows.start)
             labels, values, indices = (
-                self.kept.select(one, of_input) for one in (call.labels, call.teacher_values, call.teacher_indices)
+                self.kept.select(one, of_input) for one in (call.labels(), call.teacher_values, call.teacher_indices)
             )
             given = call._replace(teacher_values=values, teacher_indices=indices)
             of_teacher = None if teacher_logits is None else teacher_logits[block]
@@ -115,7 +115,7 @@ class _Kernel:
     def _cross_entropy(self, student: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the weighted cross entropy of the labels, at a temperature of 1, and its gradient."""
         temperature, weight = self.call.temperature, self.call.hard_weight
-        classes = self.call.classes
+        classes = self.call.classes()
         logits = student * temperature
         log_sums = self.log_sum(logits.logsumexp(1))
         is_here = ((labels >= classes.start) & (labels < classes.stop)).unsqueeze(1)
@@ -151,7 +151,7 @@ class _Kernel:
         self, student: Tensor, teacher: Tensor, with_slopes: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         call = self.call
-        of_rows = (student, teacher, call.may_be_masked)
+        of_rows = (student, teacher, call.may_be_masked())
         return losses_and_slopes(call.divergence, call.beta, *of_rows, not call.recomputes, with_slopes)
 
     def _losses_of_some_classes(

@@ -75,8 +75,9 @@ def losses_of_rows(call: Call) -> Tensor:
     temperature = call.temperature
     student = _log_softmax(call.input, call.linear_weight, call.linear_bias, temperature)
     of_labels = None
-    if call.labels is not None:
-        columns = call.labels.clamp(0, student.shape[1] - 1).unsqueeze(1)
+    labels = call.labels()
+    if labels is not None:
+        columns = labels.clamp(0, student.shape[1] - 1).unsqueeze(1)
         of_labels = -(student * temperature).log_softmax(1).gather(1, columns).squeeze(1)
     if call.teacher_indices is not None:
         student = Places.of(call).log_probabilities(student)
@@ -85,7 +86,7 @@ def losses_of_rows(call: Call) -> Tensor:
         teacher = _log_softmax(call.teacher_input, call.teacher_weight, call.teacher_bias, temperature)
     else:
         teacher = log_probabilities(call)
-    losses, _ = losses_and_slopes(call.divergence, call.beta, student, teacher.to(student.dtype), call.may_be_masked)
+    losses, _ = losses_and_slopes(call.divergence, call.beta, student, teacher.to(student.dtype), call.may_be_masked())
     assert losses is not None
     if of_labels is not None:
         losses = losses + call.hard_weight * of_labels
@@ -108,7 +109,7 @@ class Places(NamedTuple):
     @classmethod
     def of(cls, call: Call) -> "Places":
         """Find the columns of a teacher's classes."""
-        indices, classes = call.teacher_indices, call.classes
+        indices, classes = call.teacher_indices, call.classes()
         assert indices is not None
         is_here = (indices >= classes.start) & (indices < classes.stop)
         return cls((indices - classes.start).clamp(0, classes.stop - classes.start - 1), is_here)

@@ -127,8 +127,9 @@ def _counts(call: Call, ignored: Tensor | None, token_weight: Tensor | None) -> 
         return None
     classes = call.linear_weight.shape[0] if call.shards is None else call.shards.total
     counts = call.input.new_ones(call.input.shape[0], dtype=call.loss_dtype())
-    if call.labels is not None:
-        counts = counts.masked_fill(call.labels == classes, math.nan)
+    labels = call.labels()
+    if labels is not None:
+        counts = counts.masked_fill(labels == classes, math.nan)
     if call.teacher_indices is not None:
         counts = counts.masked_fill(check_classes(call.teacher_indices, ignored, classes), math.nan)
     if token_weight is not None:
