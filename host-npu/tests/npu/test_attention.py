@@ -52,7 +52,7 @@ _FUSED = {
     "a scale": {"scale": 0.3},
 }
 _OF_KEYS = torch.arange(_KEYS).expand(2, 1, 1, -1) < 7
-if torch.__version__ >= (2, 11):
+if torch.__version__ >= (2, 10):
     _FUSED["a mask of keys"] = {"attn_mask": _OF_KEYS}
 
 
@@ -65,7 +65,7 @@ def test_results_and_gradients_of_the_fused_kernel_are_those_of_float64(options,
     assert launches["aclnnFlashAttentionScore"] == launches["aclnnFlashAttentionScoreGrad"] == 1
 
 
-@pytest.mark.skipif(torch.__version__ >= (2, 11), reason="torch_npu expands the mask")
+@pytest.mark.skipif(torch.__version__ >= (2, 10), reason="torch_npu expands the mask")
 def test_torch_npu_2_9_passes_on_a_mask_of_keys_which_cann_refuses():
     with pytest.raises(RuntimeError, match=r"attenMask has shape \[2, 1, 1, 9\] instead of \[\.\.\., 6, 9\]"):
         scaled_dot_product_attention(*(each.npu() for each in _inputs(torch.float16)), attn_mask=_OF_KEYS.npu())
@@ -143,7 +143,7 @@ def test_dropout_leaves_out_weights_and_scales_the_others():
     torch.testing.assert_close(found, weights * is_kept / 0.75)
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 11), reason="torch_npu 2.9 chooses as PyTorch does")
+@pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch_npu 2.9 chooses as PyTorch does")
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.OVERRIDEABLE], ids=str)
 def test_torch_npu_has_one_choice_whatever_backend_is_asked_for(backend):
     tensors = [each.npu() for each in _inputs(torch.float32)]

@@ -11,7 +11,7 @@ from tests._process import on_npu
 from torch import Tensor
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures in another way")
+pytestmark = pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch_npu 2.9 captures in another way")
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +71,14 @@ REFUSED: list[tuple[str, Callable[[Tensor], object], str]] = [
     ("equal", lambda x: torch.equal(x, x), "the host reads the result of aten::equal"),
     ("a sparse result", lambda x: x.to_sparse(), "because its result is sparse"),
     ("a stream that has not joined", lambda x: _fork(), "a stream that took part has work that the first stream has"),
-    ("a second capture of the stream", lambda x: torch.npu.NPUGraph().capture_begin(), "being captured already"),
     ("a seed", lambda x: torch.npu.manual_seed(torch.npu.initial_seed() + 1), "only if new seed is the same"),
     ("a shape that does not fit", lambda x: x + torch.ones(3, device="npu"), "must match the size"),
     ("a tensor of the host", lambda x: x + torch.ones(4), "all tensors to be on the same device"),
     ("an output that is an input", lambda x: _add_to(x[:1].clone(), x), "doesn't match the broadcast shape"),
 ]  # fmt: skip
+if torch.__version__ >= (2, 12):  # an older torch_npu aborts the process when it frees such a graph
+    second = "a second capture of the stream", lambda x: torch.npu.NPUGraph().capture_begin(), "being captured already"
+    REFUSED.append(second)
 
 
 def _capture(call: Callable[[Tensor], object], **options) -> "torch.npu.NPUGraph":
@@ -154,7 +156,7 @@ def test_only_a_graph_that_was_captured_is_replayed():
 
 def test_a_graph_is_not_replayed_into_another():
     graph = _capture(lambda x: None)
-    with pytest.raises(RuntimeError, match="the replay of a graph is not possible while a graph is captured"):
+    with pytest.raises(RuntimeError, match="is not possible while a graph is captured|during capturing"):
         _capture(lambda x: graph.replay())
 
 
