@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".matrix"
 # torch and the matching torch_npu. torch_npu requires builds of torch that are not available everywhere, so pip must
 # not resolve its requirements.
-_PAIRS = re.search(r"^PAIRS = (.*)$", (ROOT / "torch_aclnn_ops/_installation.py").read_text(), re.MULTILINE)
+_PAIRS = re.search(r"^PAIRS = (\{[^}]*\})", (ROOT / "torch_aclnn_ops/_installation.py").read_text(), re.MULTILINE)
 PAIRS = ast.literal_eval(_PAIRS[1])
 OF_TORCH_NPU = ["pyyaml", "numpy"]
 

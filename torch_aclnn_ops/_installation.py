@@ -17,7 +17,14 @@ from torch_aclnn_ops._version import __version__
 import torch
 
 # Versions of torch with the newest torch_npu for each, oldest first; make matrix tests them, and reads this line.
-PAIRS = {"2.9.1": "2.9.1", "2.12.0": "2.12.0.post3", "2.13.0": "2.13.0", "2.14.0": "2.14.0"}
+PAIRS = {
+    "2.9.1": "2.9.1",
+    "2.10.0": "2.10.0.post7",
+    "2.11.0": "2.11.0.post3",
+    "2.12.0": "2.12.0.post3",
+    "2.13.0": "2.13.0",
+    "2.14.0": "2.14.0",
+}
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
 ON_THE_HOST_NPU = "python -m host_npu -m torch_aclnn_ops.doctor"
 
