@@ -16,11 +16,12 @@ def _each(names: str, value: Any) -> dict[str, Any]:
 _SMALL = {
     **_each("vocab_size n_vocab decoder_vocab_size encoder_vocab_size text_vocab_size tgt_vocab_size", CLASSES),
     **_each("src_vocab_size vocab_size_per_layer_input entity_vocab_size shape_vocab_size", CLASSES),
-    **_each("pronunciation_vocab_size encoder_hash_byte_group_vocab", CLASSES),
+    **_each("pronunciation_vocab_size encoder_hash_byte_group_vocab unpadded_vocab_size", CLASSES),
     **_each("hidden_size d_model n_embd dim emb_dim embed_dim word_embed_proj_dim embedding_size n_embed", 16),
     **_each("decoder_hidden_size encoder_hidden_size attention_hidden_size cross_attention_hidden_size", 16),
     **_each("model_dim hidden_dim output_dim out_hidden_size downsample_hidden_size hidden_size_per_layer_input", 16),
     **_each("hidden_size_global entity_emb_size projection_dim backbone_hidden_size output_proj_dims", 16),
+    **_each("audio_hidden_size", 16),
     **_each("intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff n_inner feed_forward_size dim_ff", 16),
     **_each("moe_intermediate_size shared_expert_intermediate_size ffn_hidden_size shared_intermediate_size", 16),
     **_each("expert_ffn_hidden_size dense_intermediate_size intermediate_size_mlp d_inner mlp_dim", 16),
@@ -46,6 +47,7 @@ _SMALL = {
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _LINEAR_AND_FULL = ["linear_attention", "full_attention"]
 _TWO_HYBRIDS = {"attention_hidden_size": 32, "attention_head_dim": 16, "num_hidden_layers": 3}
+_SWA = {"swa_head_dim": 8, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2}
 _OF_TYPE: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"linear_head_dim": 8, "linear_num_heads": 2},
     "bamba": {"attn_layer_indices": [1]},
@@ -55,16 +57,22 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 4, "rotary_dim": 4},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "dots3_note_text": {"per_layer_config": {}},
     "falcon_h1": {"mamba_d_ssm": 32},
     "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95, 0.0]},
     "git_vision_model": {"image_size": 16, "patch_size": 8},
     "granitemoehybrid": {"layer_types": _LINEAR_AND_FULL},
+    "inkling2_loop_text": _SWA
+    | {"loop_layer_index_start": 1, "loop_layer_index_end": 2, "n_layers_per_attn_res_block": 1},
+    "inkling2_text": _SWA,
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"head_dim": 16, "n_groups": 1},
     "mimo_v2_flash": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "mobilebert": {"embedding_size": 8},
     "nemotron_h": {"n_groups": 1},
+    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 0},
+    "omniasr_audio": {"conv_dim": (16,) * 7},
     "perceiver": {"num_latents": 8, "d_latents": 16, "num_self_attends_per_block": 2}
     | {**_each("num_self_attention_heads num_cross_attention_heads", 2), "max_position_embeddings": 32},
     "qwen4_exp_text": {**_each("indexer_n_heads indexer_head_dim indexer_budget", 8), "indexer_kv_heads": 1}

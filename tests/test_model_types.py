@@ -93,12 +93,13 @@ _MORE_INPUTS = {"git": _image, "musicgen": _codebooks, "musicgen_melody": _codeb
 
 NO_LABELS = "has no loss: its forward pass takes no labels"
 NEEDS_TIMM = "is not tested: the model needs timm"
-NO_LINEAR = "`patch_model` raises: the head is not a linear layer"
+NO_LINEAR = "`patch_model` raises: the head is not just a linear layer"
 STACKED = "`patch_model` warns: the logits of several heads are stacked before the loss"
 WEIGHTS = "`patch_model` warns: the model multiplies by the head's weights itself, together with others"
 # The text of a warning, by the sentence on the page.
 WARNINGS = {STACKED: "stack needs them", WEIGHTS: "was not called as a linear layer"}
 WITH_LOGITS = {
+    ("causal", "dory"): NO_LINEAR,
     ("causal", "gemma3n"): NEEDS_TIMM,
     ("causal", "gemma4_assistant"): NO_LABELS,
     ("causal", "gemma4_unified_assistant"): NO_LABELS,

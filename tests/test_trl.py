@@ -161,7 +161,7 @@ def _quantize(model):
 
 UNREAD = {
     "adapters": (
-        lambda model: model.add_adapter(peft.LoraConfig(target_modules=["lm_head"])),
+        lambda model: peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["lm_head"]), model),
         r'has adapters \(Linear\), .*; leave "lm_head" out of target_modules',
     ),
     "quantized": (_quantize, r"is quantized \(Packed\), .*; leave the head out of the quantization"),

@@ -126,8 +126,8 @@ def patch_model(
         head = inner.get_output_embeddings()
         found = "None" if head is None else f"a {type(head).__module__}.{type(head).__name__}"
         raise TypeError(
-            "patch_model: the model's head must be a torch.nn.Linear, or contain one, as PEFT's heads do, but"
-            f" get_output_embeddings() of this {type(inner).__name__} is {found}"
+            "patch_model: the model's head must be a torch.nn.Linear with the forward of that class, or contain one, as"
+            f" PEFT's heads do, but get_output_embeddings() of this {type(inner).__name__} is {found}"
         )
     for linear in linears:
         if "forward" in vars(linear) and not _lazy_heads.is_patched(linear):
