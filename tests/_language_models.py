@@ -84,15 +84,16 @@ def assert_patched(model: torch.nn.Module, patch: Callable[..., object], toleran
     assert_close(step, expected, tolerance)
 
 
-def assert_close(step: Step, expected: Step, tolerance: float = 2e-5) -> None:
-    """Compare losses and gradients, each gradient relative to its largest element."""
+def assert_close(step: Step, expected: Step, tolerance: float = 2e-5, least: float = 0.0) -> None:
+    """Compare losses and gradients, each gradient relative to its largest element, or ``least`` of that of all."""
     assert step.loss.dtype == expected.loss.dtype and step.loss.shape == expected.loss.shape
     torch.testing.assert_close(step.loss, expected.loss, rtol=tolerance, atol=0)
     assert step.gradients.keys() == expected.gradients.keys()
+    least *= max(one.abs().max() for one in expected.gradients.values())
     for name, gradient in step.gradients.items():
         wanted = expected.gradients[name]
         assert gradient.dtype == wanted.dtype
-        assert (gradient - wanted).abs().max() <= tolerance * wanted.abs().max(), name
+        assert (gradient - wanted).abs().max() <= tolerance * max(wanted.abs().max(), least), name
 
 
 def _flattened(output, labels):
