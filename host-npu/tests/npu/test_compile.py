@@ -83,6 +83,10 @@ def test_inductor_calls_the_operators_of_a_graph_that_has_only_results_on_an_npu
 
 
 @with_inductor
+@pytest.mark.skipif(
+    torch.__version__[:4] == "2.11" and torch.version.cuda is not None,
+    reason="torch_npu 2.11 takes the triton of a CUDA build for triton-ascend",
+)
 def test_inductor_compiles_a_graph_of_cpu_tensors():
     torch._dynamo.reset()
     x = torch.rand(4)
