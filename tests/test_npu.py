@@ -112,7 +112,7 @@ def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_reports_the_s
     assert first.startswith("The Inner error is reported as above")
     assert first.splitlines()[0].endswith("aclnnMseLossBackward.")
     assert "asked for by a test" in result.output
-    sentence = "aclnnMseLossBackward: torch_npu's task queue has ended with an operator that failed before this one, "
+    sentence = "aclnnMseLossBackward: torch_npu's task queue has ended, because an earlier operator failed, "
     assert len(later) == 3 and all(one.startswith(sentence) for one in later), result
     assert not any(alive)
 

@@ -22,9 +22,8 @@ void check_queue_has_taken(const std::shared_ptr<Task>& task, const std::string&
     const bool is_nobodys = task.use_count() == 1;
     std::atomic_thread_fence(std::memory_order_acquire);
     TORCH_CHECK(!is_nobodys || task->has_run(), name,
-                ": torch_npu's task queue has ended with an operator that failed before this one, and drops without a"
-                " word what it is given since then. Nothing is computed in this process any more, so it has to be"
-                " started again; TASK_QUEUE_ENABLE=0 does without the queue.");
+                ": torch_npu's task queue has ended, because an earlier operator failed, and silently drops all later"
+                " work. Restart the process; with TASK_QUEUE_ENABLE=0 there is no queue.");
 }
 
 class EmptyTask {
