@@ -143,6 +143,18 @@ def test_what_is_no_function_of_torch_finds_the_same_too(use):
     assert not differs(found(lazy_logits), found(real_logits))
 
 
+@pytest.mark.parametrize("make", [real_logits, lazy_logits])
+@pytest.mark.parametrize("write", ["logits", "weight"])
+def test_writing_to_what_the_gradient_needs_raises(make, write):
+    logits, (_, weight, _) = make()
+    bounded = torch.tanh(logits)
+    loss = bounded.sum()
+    with torch.no_grad():
+        (bounded if write == "logits" else weight).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 METADATA = {
     "shape": lambda logits: (logits.shape, logits.size(), logits.size(-1), len(logits), logits.ndim, logits.dim()),
     "strides": lambda logits: (logits.stride(), logits.storage_offset(), logits.is_contiguous(), logits.layout),

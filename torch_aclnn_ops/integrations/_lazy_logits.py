@@ -5,6 +5,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._tensors import leaves, map_nested
+from torch_aclnn_ops._torch_compat.private import version_of
 from torch_aclnn_ops.integrations import _lazy_operations
 from torch_aclnn_ops.integrations._lazy_operations import METHODS, NAMES, VIEWS, LogProbabilities
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
@@ -78,7 +79,7 @@ class LazyLogits:
                 self._tensor = self._compute(self._is_view)
         else:
             # Bypass the hooks of torch.utils.checkpoint, which counts the tensors that are saved in its function.
-            with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
+            with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(_with_version, _unchanged):
                 self._tensor = self._compute(self._is_view)
             self._record.watch(self._tensor, _bare(why))
         return self._tensor
@@ -210,7 +211,17 @@ def _bare(operation: str) -> str:
     return operation.strip("_") if operation.startswith("__") else operation
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor, version_of(tensor)
+
+
+def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
+    """Return a saved tensor; autograd does not compare the version of what hooks return."""
+    tensor, version = saved
+    if version_of(tensor) != version:
+        raise RuntimeError(
+            "one of the variables needed for the gradient of the logits has been modified by an inplace operation"
+        )
     return tensor
 
 
