@@ -105,12 +105,14 @@ def test_the_gradient_of_a_certain_and_right_probability_is_0(dtype, listening):
     assert torch.equal(edges.grad, torch.zeros(2, dtype=dtype))
 
 
-def test_16_bit_probabilities_run_in_float32_under_autocast():
-    input = torch.tensor([0.25], dtype=torch.bfloat16, requires_grad=True)
+@pytest.mark.parametrize("of_target", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("of_input", [torch.float32, torch.bfloat16], ids=str)
+def test_probabilities_of_both_dtypes_run_in_float32_under_autocast(of_input, of_target):
+    input = torch.tensor([0.25], dtype=of_input, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = ours.binary_cross_entropy(input, torch.tensor([1.0]))
+        loss = ours.binary_cross_entropy(input, torch.tensor([1.0], dtype=of_target))
     loss.backward()
-    assert loss.dtype == torch.float32 and input.grad.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32 and input.grad.dtype == of_input
     assert (loss.item(), input.grad.item()) == pytest.approx((1.3862944, -4.0))
 
 

@@ -137,7 +137,7 @@ def binary_cross_entropy(
         weight = weight.to(dtype).expand(input.shape)
     if size_average is not None or reduce is not None:
         reduction = reduction_of_flags(size_average, reduce)
-    if input.dtype is not dtype:
+    if input.dtype is not dtype or target.dtype is not dtype:
         input, target = input.to(dtype), target.to(dtype)
     number = reduction_number("binary_cross_entropy", reduction)
     loss: Tensor = _binary_cross_entropy(input, target, weight, number)
