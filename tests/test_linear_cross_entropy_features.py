@@ -323,6 +323,16 @@ def test_megatrons_label_smoothing_is_spread_over_the_other_classes():
     torch.testing.assert_close(found, functional.cross_entropy(input @ head.T, probabilities, reduction="none"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_shift_takes_token_weights_of_either_16_bit_dtype_under_autocast(dtype):
+    make = Maker(torch.float32)
+    arguments = make.normal(2, 4, H), make.normal(C, H), make.index(C, 2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = ours.linear_cross_entropy(*arguments, shift=True)
+        loss = ours.linear_cross_entropy(*arguments, shift=True, token_weight=torch.ones(2, 4, dtype=dtype))
+    torch.testing.assert_close(loss, expected)
+
+
 def test_a_shift_copies_no_rows(monkeypatch):
     given = []
     rows_of = implementations.rows_of

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._checks import check_device, check_floating_point, describe
+from torch_aclnn_ops._tensors import without_autocast
 from torch_aclnn_ops._torch_compat.private import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
 
@@ -38,6 +39,7 @@ def rounded_by_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> t
     return input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
+@without_autocast  # which refuses to roll numbers of its other 16-bit dtype on a CPU
 def labels_to_rows(
     target: Tensor, token_weight: Tensor | None, places: int, ignored: int
 ) -> tuple[Tensor, Tensor | None]:
