@@ -187,7 +187,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
         The loss: 0-dim, or with ``"none"`` shape (B,).
 
     Raises:
-        ValueError: A log-probability is above 0, where values can be read: on a CPU, or with
+        ValueError: A log-probability is above 0 by more than rounding, where values can be read: on a CPU, or with
             ``torch_aclnn_ops.check_values(True)``.
 
     Example:
