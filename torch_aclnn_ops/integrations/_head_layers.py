@@ -148,7 +148,8 @@ def check_whole(linear: nn.Linear, weight: Tensor) -> None:
     if is_whole and (has_no_storage or weight.untyped_storage().nbytes() > 0):
         return
     raise RuntimeError(
-        "the head's weights are still sharded when the loss is computed: FSDP1, ZeRO-3 (DeepSpeed), and fully_shard of"
-        " a head with adapters (PEFT) gather them only during the forward pass of the module that they wrap. Use"
-        " fully_shard (FSDP2), shard such a head together with the rest of the model, or call unpatch_model"
+        "the head's weights are still sharded when the loss or the logits are computed: FSDP1, ZeRO-3 (DeepSpeed), and"
+        " fully_shard of a head with adapters (PEFT), or of the model with reshard_after_forward=True, gather them only"
+        " during the forward pass of the module that they wrap. Use fully_shard (FSDP2) with the default,"
+        " shard such a head together with the rest of the model, or call unpatch_model"
     )
