@@ -102,39 +102,51 @@ ANSWERS = {
 # Functions that torch_npu 2.13 implements with graph operators on the default chip; see
 # tests/npu/test_every_operator.py.
 GRAPH_FUNCTIONS = """
-    npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_bounding_box_decode
-    npu_bounding_box_encode npu_ciou npu_clear_float_status npu_conv2d npu_conv3d npu_conv_transpose2d npu_convolution
-    npu_convolution_transpose npu_deformable_conv2d npu_diou npu_dropout_do_mask npu_dropout_with_add_softmax
-    npu_fused_attention_score npu_get_float_status npu_giou npu_grid_assign_positive npu_gru npu_ifmr npu_indexing
-    npu_iou npu_layer_norm_eval npu_lstm npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min
-    npu_multi_head_attention npu_nms_rotated npu_nms_v4 npu_nms_with_mask npu_normalize_batch npu_one_hot npu_pad
-    npu_ps_roi_pooling npu_ptiou npu_quant_conv2d npu_random_choice_with_mask npu_rotated_box_decode
-    npu_rotated_box_encode npu_rotated_iou npu_rotated_overlaps npu_scatter npu_sign_bits_pack npu_sign_bits_unpack
-    npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample npu_view_copy
-    npu_yolo_boxes_encode
+    npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_clear_float_status npu_conv2d
+    npu_conv3d npu_conv_transpose2d npu_convolution npu_convolution_transpose npu_deformable_conv2d npu_dropout_do_mask
+    npu_dropout_with_add_softmax npu_fused_attention_score npu_get_float_status npu_grid_assign_positive npu_gru
+    npu_ifmr npu_indexing npu_layer_norm_eval npu_lstm npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min
+    npu_multi_head_attention npu_nms_rotated npu_nms_v4 npu_nms_with_mask npu_normalize_batch npu_pad npu_ps_roi_pooling
+    npu_quant_conv2d npu_random_choice_with_mask npu_rotated_box_decode npu_rotated_box_encode npu_rotated_iou
+    npu_rotated_overlaps npu_scatter npu_sign_bits_pack npu_sign_bits_unpack npu_sort_v2 npu_stride_add npu_stride_copy
+    npu_sub_sample npu_view_copy npu_yolo_boxes_encode
 """.split()
 
 # The same for internal functions, apart from gradients of the functions above.
 PARTS_OF_GRAPH_FUNCTIONS = """
     _amp_foreach_non_finite_check _conv_depthwise2d_backward _dropout_with_byte_mask _dropout_with_byte_mask_backward
-    _npu_ciou _npu_silent_check dropout_with_byte_mask npu_bmm_v2_mat1_backward npu_bmm_v2_mat2_backward
+    _npu_silent_check dropout_with_byte_mask npu_bmm_v2_mat1_backward npu_bmm_v2_mat2_backward
     npu_conv_transpose3d_backward npu_fused_attention_layernorm_qkv_fwd npu_fused_attention_qkv_grad
 """.split()
 
 # The same for functions whose graph operator is simulated.
 SIMULATED_FUNCTIONS = {
+    "_npu_ciou": "CIoU",
     "npu_apply_adam": "ApplyAdamD",
     "npu_apply_adam_w": "ApplyAdamW",
     "npu_bert_apply_adam": "ApplyAdamV2",
+    "npu_bounding_box_decode": "BoundingBoxDecode",
+    "npu_bounding_box_encode": "BoundingBoxEncode",
     "npu_broadcast": "BroadcastTo",
+    "npu_ciou": "CIoU",
+    "npu_ciou_backward": "CIoUGrad",
     "npu_confusion_transpose": "ConfusionTransposeD",
     "npu_confusion_transpose_backward": "ConfusionTransposeD",
+    "npu_diou": "DIoU",
+    "npu_diou_backward": "DIoUGrad",
+    "npu_giou": "GIoU",
+    "npu_giou_backward": "GIoUGrad",
+    "npu_iou": "Iou",
     "npu_mish": "Mish",
     "npu_mish_backward": "MishGrad",
+    "npu_one_hot": "OneHotD",
+    "npu_ptiou": "Iou",
     "npu_scaled_masked_softmax": "ScaledMaskedSoftmax",
     "npu_silu": "Swish",
     "npu_silu_": "Swish",
     "npu_silu_backward": "SwishGrad",
     "npu_slice": "Slice",
+    "npu_softmax_cross_entropy_with_logits": "SoftmaxCrossEntropyWithLogits",
+    "npu_softmax_cross_entropy_with_logits_backward": "SoftmaxCrossEntropyWithLogits",
     "npu_transpose": "Transpose",
 }

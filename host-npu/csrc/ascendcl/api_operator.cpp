@@ -37,6 +37,16 @@ std::int32_t set_attribute(const char* function, aclopAttr* attr, const char* na
     });
 }
 
+template <typename Number>
+std::int32_t set_list(const char* function, aclopAttr* attr, const char* name, int count, const Number* values) {
+    return run_api(function, [&] {
+        require(attr, "attr");
+        require(name, "attrName");
+        require(count == 0 || (count > 0 && values != nullptr), "numValues and values do not fit each other");
+        attr->values.insert_or_assign(name, std::vector<Number>(values, values + count));
+    });
+}
+
 }  // namespace
 
 std::array<const aclTensorDesc*, 2> host_npu::take_described() { return std::exchange(described, {}); }
@@ -144,16 +154,11 @@ aclError aclopSetAttrListBool(aclopAttr* attr, const char* attrName, int, const 
 }
 
 aclError aclopSetAttrListInt(aclopAttr* attr, const char* attrName, int numValues, const int64_t* values) {
-    return run_api(__func__, [&] {
-        require(attr, "attr");
-        require(attrName, "attrName");
-        require(numValues == 0 || (numValues > 0 && values != nullptr), "numValues and values do not fit each other");
-        attr->values.insert_or_assign(attrName, std::vector<std::int64_t>(values, values + numValues));
-    });
+    return set_list(__func__, attr, attrName, numValues, values);
 }
 
-aclError aclopSetAttrListFloat(aclopAttr* attr, const char* attrName, int, const float*) {
-    return set_attribute(__func__, attr, attrName);
+aclError aclopSetAttrListFloat(aclopAttr* attr, const char* attrName, int numValues, const float* values) {
+    return set_list(__func__, attr, attrName, numValues, values);
 }
 
 aclError aclopSetAttrListListInt(aclopAttr* attr, const char* attrName, int, const int*, const int64_t* const[]) {

@@ -30,7 +30,8 @@ struct aclTensorDesc {
 
 struct aclopAttr {
     // No simulated operator takes other lists, so their values are not stored.
-    using Value = std::variant<std::monostate, std::int64_t, float, std::string, std::vector<std::int64_t>>;
+    using Value =
+        std::variant<std::monostate, std::int64_t, float, std::string, std::vector<std::int64_t>, std::vector<float>>;
     std::map<std::string, Value> values;
 };
 

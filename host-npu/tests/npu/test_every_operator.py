@@ -137,7 +137,6 @@ _CALLS = {
     "npu_deformable_conv2d": lambda f: f(
         _boxes(4, 4, 8, 8), _boxes(4, 4, 3, 3), _boxes(4, 27, 8, 8), None, [3, 3], [1] * 4, [1] * 4
     ),
-    "npu_giou": lambda f: f(_boxes(4, 8), _boxes(4, 8), True, False, 0),
     "npu_grid_assign_positive": lambda f: f(
         *(_boxes(4), _boxes(2, 4), _boxes(4), _boxes(4), _integers(4), _boxes(2), _integers(2), 2, 0.0, 0.7, True)
     ),

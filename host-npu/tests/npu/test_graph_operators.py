@@ -60,6 +60,12 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "EmbeddingDenseGrad, scaled": lambda x: functional.embedding(_rows(x), x, padding_idx=0, scale_grad_by_freq=True),
     "ScaledMaskedSoftmax, ScaledMaskedSoftmaxGrad": lambda x: masked_softmax(x.float().repeat(11, 8)[:32]),
     "Identity": lambda x: torch_npu.npu_format_cast(x, 29) if x.device.type == "npu" else x,
+    "Fill, OneHotD, SoftmaxCrossEntropyWithLogits": on_npu(
+        lambda x: torch_npu.npu_softmax_cross_entropy_with_logits(
+            x, torch_npu.npu_one_hot(_rows(x).int(), -1, 4, 0.9, 0.1 / 3).to(x.dtype)
+        ),
+        lambda x: functional.cross_entropy(x, _rows(x), label_smoothing=0.4 / 3, reduction="none"),
+    ),
     "Swish, SwishGrad": on_npu(torch_npu.npu_silu, functional.silu),
     "Mish, MishGrad": on_npu(torch_npu.npu_mish, functional.mish),
     "ConfusionTransposeD": on_npu(
@@ -76,6 +82,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor
     "npu_silu_": (lambda x: torch_npu.npu_silu_(x.clone()), functional.silu),
     "npu_transpose": (lambda x: torch_npu.npu_transpose(x.t(), (1, 0)), lambda x: x),
     "npu_broadcast": (lambda x: torch_npu.npu_broadcast(x, (2, 3, 4)), lambda x: x.expand(2, 3, 4)),
+    "npu_one_hot": (
+        lambda x: torch_npu.npu_one_hot(_rows(x).int(), depth=2),
+        lambda x: torch.eye(4)[_rows(x)][:, :2],
+    ),
     "npu_slice": (lambda x: torch_npu.npu_slice(x, [1, 0], [2, 3]), lambda x: x[1:, :3]),
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -112,6 +122,8 @@ def test_a_function_runs_in_both_modes(function, jit_compile):
 def test_every_simulated_graph_operator_is_called_here():
     named = {word for name in CALLS for word in re.findall(r"\w+", name) if word[0].isupper()}
     named |= {"ApplyAdamD", "ApplyAdamV2", "ApplyAdamW"}  # tested in test_optimizers.py
+    named |= {"Iou", "GIoU", "GIoUGrad", "DIoU", "DIoUGrad", "CIoU", "CIoUGrad"}  # tested in test_graph_boxes.py
+    named |= {"BoundingBoxDecode", "BoundingBoxEncode"}
     assert named == set(_libraries.graph_operators())
 
 

@@ -19,14 +19,10 @@ def _quant_lightning_indexer() -> None:
     torch_npu.npu_quant_lightning_indexer(_int8(1, 4, 64, 128), _int8(1, 8, 1, 128), _half(1, 4, 64), *scales, 0, 0)
 
 
-def _one_hot() -> None:
-    torch_npu.npu_one_hot(torch.ones(4, dtype=torch.int32, device="npu"), depth=5)
-
-
 # The name on the page, a call, and its message. test_graph_refusals.py has the refusals during captures.
 REFUSED = [
     ("npu_max", lambda: torch_npu.npu_max(_half(4, 2), 1), "does not simulate the graph operator"),
-    ("npu_one_hot", _one_hot, "does not simulate the graph operator"),
+    ("npu_pad", lambda: torch_npu.npu_pad(_half(4, 2), [1, 1, 1, 1]), "does not simulate the graph operator"),
     ("npu_quant_lightning_indexer", _quant_lightning_indexer, "does not simulate aclnnQuantLightningIndexer"),
     (
         "npu_mm_all_reduce_base",
