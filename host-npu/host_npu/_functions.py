@@ -102,10 +102,10 @@ ANSWERS = {
 # Functions that torch_npu 2.13 implements with graph operators on the default chip; see
 # tests/npu/test_every_operator.py.
 GRAPH_FUNCTIONS = """
-    npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_clear_float_status npu_conv2d
-    npu_conv3d npu_conv_transpose2d npu_convolution npu_convolution_transpose npu_deformable_conv2d npu_dropout_do_mask
-    npu_dropout_with_add_softmax npu_fused_attention_score npu_get_float_status npu_grid_assign_positive npu_gru
-    npu_ifmr npu_indexing npu_layer_norm_eval npu_lstm npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min
+    npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_clear_float_status npu_conv3d
+    npu_conv_transpose2d npu_convolution npu_convolution_transpose npu_dropout_do_mask npu_dropout_with_add_softmax
+    npu_fused_attention_score npu_get_float_status npu_grid_assign_positive npu_gru npu_ifmr npu_indexing
+    npu_layer_norm_eval npu_lstm npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min
     npu_multi_head_attention npu_nms_rotated npu_nms_v4 npu_nms_with_mask npu_normalize_batch npu_pad npu_ps_roi_pooling
     npu_quant_conv2d npu_random_choice_with_mask npu_rotated_box_decode npu_rotated_box_encode npu_rotated_iou
     npu_rotated_overlaps npu_scatter npu_sign_bits_pack npu_sign_bits_unpack npu_sort_v2 npu_stride_add npu_stride_copy
@@ -132,6 +132,10 @@ SIMULATED_FUNCTIONS = {
     "npu_ciou_backward": "CIoUGrad",
     "npu_confusion_transpose": "ConfusionTransposeD",
     "npu_confusion_transpose_backward": "ConfusionTransposeD",
+    "npu_conv2d": "Conv2D",
+    "npu_conv2d_backward": "Conv2DBackpropInput",
+    "npu_deformable_conv2d": "DeformableOffsets",
+    "npu_deformable_conv2dbk": "DeformableOffsetsGrad",
     "npu_diou": "DIoU",
     "npu_diou_backward": "DIoUGrad",
     "npu_giou": "GIoU",

@@ -260,6 +260,11 @@ TORCH_LIBRARY_IMPL(npu, BackendSelect, functions) {
                                    "npu_ciou",
                                    "_npu_ciou",
                                    "npu_ciou_backward",
+                                   "npu_conv2d",
+                                   "npu_conv2d.out",
+                                   "npu_conv2d_backward",
+                                   "npu_deformable_conv2d",
+                                   "npu_deformable_conv2dbk",
                                    "npu_bounding_box_encode",
                                    "npu_bounding_box_decode"}) {
         functions.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_simulated>());

@@ -134,9 +134,6 @@ _CALLS = {
     "npu_anchor_response_flags": lambda f: f(_boxes(9, 4), [6, 6], [2, 2], 9),
     "npu_conv3d": lambda f: f(_boxes(1, 4, 4, 4, 4), _boxes(2, 4, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, 1),
     "npu_convolution": lambda f: f(_boxes(1, 4, 4, 4), _boxes(2, 4, 2, 2), None, [1, 1], [0, 0], [1, 1], 1),
-    "npu_deformable_conv2d": lambda f: f(
-        _boxes(4, 4, 8, 8), _boxes(4, 4, 3, 3), _boxes(4, 27, 8, 8), None, [3, 3], [1] * 4, [1] * 4
-    ),
     "npu_grid_assign_positive": lambda f: f(
         *(_boxes(4), _boxes(2, 4), _boxes(4), _boxes(4), _integers(4), _boxes(2), _integers(2), 2, 0.0, 0.7, True)
     ),

@@ -124,6 +124,8 @@ def test_every_simulated_graph_operator_is_called_here():
     named |= {"ApplyAdamD", "ApplyAdamV2", "ApplyAdamW"}  # tested in test_optimizers.py
     named |= {"Iou", "GIoU", "GIoUGrad", "DIoU", "DIoUGrad", "CIoU", "CIoUGrad"}  # tested in test_graph_boxes.py
     named |= {"BoundingBoxDecode", "BoundingBoxEncode"}
+    named |= {"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "ReduceSum"}  # in test_graph_convolutions.py
+    named |= {"DeformableOffsets", "DeformableOffsetsGrad"}
     assert named == set(_libraries.graph_operators())
 
 
