@@ -102,14 +102,14 @@ ANSWERS = {
 # Functions that torch_npu 2.13 implements with graph operators on the default chip; see
 # tests/npu/test_every_operator.py.
 GRAPH_FUNCTIONS = """
-    npu_alloc_float_status npu_anchor_response_flags npu_batch_nms npu_bmmV2 npu_clear_float_status npu_conv3d
-    npu_conv_transpose2d npu_convolution npu_convolution_transpose npu_dropout_do_mask npu_dropout_with_add_softmax
-    npu_fused_attention_score npu_get_float_status npu_grid_assign_positive npu_gru npu_ifmr npu_indexing
-    npu_layer_norm_eval npu_lstm npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min
-    npu_multi_head_attention npu_nms_rotated npu_nms_v4 npu_nms_with_mask npu_normalize_batch npu_pad npu_ps_roi_pooling
-    npu_quant_conv2d npu_random_choice_with_mask npu_rotated_box_decode npu_rotated_box_encode npu_rotated_iou
-    npu_rotated_overlaps npu_scatter npu_sign_bits_pack npu_sign_bits_unpack npu_sort_v2 npu_stride_add npu_stride_copy
-    npu_sub_sample npu_view_copy npu_yolo_boxes_encode
+    npu_alloc_float_status npu_batch_nms npu_bmmV2 npu_clear_float_status npu_conv3d npu_conv_transpose2d
+    npu_convolution npu_convolution_transpose npu_dropout_do_mask npu_dropout_with_add_softmax npu_fused_attention_score
+    npu_get_float_status npu_grid_assign_positive npu_gru npu_ifmr npu_indexing npu_layer_norm_eval npu_lstm
+    npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min npu_multi_head_attention npu_nms_rotated
+    npu_nms_v4 npu_nms_with_mask npu_normalize_batch npu_pad npu_ps_roi_pooling npu_quant_conv2d
+    npu_random_choice_with_mask npu_rotated_box_decode npu_rotated_box_encode npu_rotated_iou npu_rotated_overlaps
+    npu_scatter npu_sign_bits_pack npu_sign_bits_unpack npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample
+    npu_view_copy
 """.split()
 
 # The same for internal functions, apart from gradients of the functions above.
@@ -122,6 +122,7 @@ PARTS_OF_GRAPH_FUNCTIONS = """
 # The same for functions whose graph operator is simulated.
 SIMULATED_FUNCTIONS = {
     "_npu_ciou": "CIoU",
+    "npu_anchor_response_flags": "AnchorResponseFlags",
     "npu_apply_adam": "ApplyAdamD",
     "npu_apply_adam_w": "ApplyAdamW",
     "npu_bert_apply_adam": "ApplyAdamV2",
@@ -153,4 +154,5 @@ SIMULATED_FUNCTIONS = {
     "npu_softmax_cross_entropy_with_logits": "SoftmaxCrossEntropyWithLogits",
     "npu_softmax_cross_entropy_with_logits_backward": "SoftmaxCrossEntropyWithLogits",
     "npu_transpose": "Transpose",
+    "npu_yolo_boxes_encode": "YoloBoxesEncode",
 }

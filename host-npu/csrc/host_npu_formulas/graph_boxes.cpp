@@ -182,11 +182,31 @@ void bounding_box_decode(const RunningOperator& call) {
     assign(call, at::cat({corner(center - half), corner(center + half)}).t());
 }
 
+// The centers of boxes within the cell of a grid, and the logarithms of their sizes relative to others.
+void yolo_boxes_encode(const RunningOperator& call) {
+    const auto box = rows(call.floats(0)), truth = rows(call.floats(1));
+    const auto center = (truth.centers() - box.centers()) / call.floats(2) + 0.5;
+    const auto size = (truth.sizes() / box.sizes()).clamp(1e-6, 65504);
+    assign(call, at::cat({center.clamp(1e-6, 1 - 1e-6), size.log()}).t());
+}
+
+// Whether the center of a box is in a cell of the grid, or beyond a cell of its border.
+void anchor_response_flags(const RunningOperator& call) {
+    const auto center = rows(call.floats(0)).centers();
+    const auto size = call.list_attribute("featmap_size"), strides = call.list_attribute("strides");
+    const auto cell = [&](std::int64_t dim, std::int64_t stride, std::int64_t count) {
+        return (center[dim] / stride).floor().clamp(0, count - 1).to(at::kLong);
+    };
+    const auto cells = cell(1, strides.at(1), size.at(0)) * size.at(1) + cell(0, strides.at(0), size.at(1));
+    const auto flags = at::zeros({size[0] * size[1]}, at::kByte).index_fill(0, cells, 1);
+    assign(call, flags.repeat_interleave(call.integer_attribute("num_base_anchors")));
+}
+
 template <std::size_t inputs, void (*compute)(const RunningOperator&), std::size_t outputs = 1>
 std::optional<std::string> run_boxes(const GraphCall& call) {
-    for (const auto& input : call.inputs) {
-        if (input.desc.type != ACL_FLOAT && input.desc.type != ACL_FLOAT16)
-            return "its boxes must be float32 or float16";
+    for (std::size_t index = 0; index < std::min<std::size_t>(call.inputs.size(), 2); ++index) {
+        const auto type = call.inputs[index].desc.type;
+        if (type != ACL_FLOAT && type != ACL_FLOAT16) return "its boxes must be float32 or float16";
     }
     return run<inputs, compute, false, outputs>(call);
 }
@@ -220,6 +240,8 @@ const bool registered_boxes = [] {
     simulate_graph_operator("CIoUGrad", run_pairs<4, ciou_grad, 2, 1>);
     simulate_graph_operator("Iou", run_boxes<2, iou>);
     simulate_graph_operator("BoundingBoxEncode", run_boxes<2, bounding_box_encode>);
+    simulate_graph_operator("YoloBoxesEncode", run_boxes<3, yolo_boxes_encode>);
+    simulate_graph_operator("AnchorResponseFlags", run_boxes<1, anchor_response_flags>);
     simulate_graph_operator("BoundingBoxDecode", run_boxes<2, bounding_box_decode>);
     return true;
 }();

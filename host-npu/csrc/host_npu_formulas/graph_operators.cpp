@@ -265,6 +265,8 @@ TORCH_LIBRARY_IMPL(npu, BackendSelect, functions) {
                                    "npu_conv2d_backward",
                                    "npu_deformable_conv2d",
                                    "npu_deformable_conv2dbk",
+                                   "npu_yolo_boxes_encode",
+                                   "npu_anchor_response_flags",
                                    "npu_bounding_box_encode",
                                    "npu_bounding_box_decode"}) {
         functions.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_simulated>());

@@ -131,7 +131,6 @@ def _integers(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 # Valid calls of listed graph operators, whose functions refuse made-up arguments.
 _CALLS = {
-    "npu_anchor_response_flags": lambda f: f(_boxes(9, 4), [6, 6], [2, 2], 9),
     "npu_conv3d": lambda f: f(_boxes(1, 4, 4, 4, 4), _boxes(2, 4, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, 1),
     "npu_convolution": lambda f: f(_boxes(1, 4, 4, 4), _boxes(2, 4, 2, 2), None, [1, 1], [0, 0], [1, 1], 1),
     "npu_grid_assign_positive": lambda f: f(
@@ -157,7 +156,6 @@ _CALLS = {
     "npu_rotated_iou": lambda f: f(_boxes(2, 18, 5), _boxes(2, 18, 5), False, 0, True, 0.0, 0.0),
     "npu_rotated_overlaps": lambda f: f(_boxes(2, 5, 18), _boxes(2, 5, 18), False),
     "npu_sign_bits_unpack": lambda f: f(_integers(2, torch.uint8), 1, torch.float32),
-    "npu_yolo_boxes_encode": lambda f: f(_boxes(2, 4), _boxes(2, 4), _integers(2), False),
 }
 
 

@@ -149,3 +149,25 @@ def test_decoded_boxes_are_clipped():
     found = torch_npu.npu_bounding_box_decode(box.npu(), offsets.npu(), *[0] * 4, *[1] * 4, (10, 12), 0.1)
     # 30 wide and high around (17, 21), and around (19, 23), in an image of 12 by 10 pixels.
     assert found.cpu().tolist() == [[2.5, 6.5, 11.0, 9.0], [4.5, 8.5, 11.0, 9.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_boxes_are_encoded_in_cells_of_a_grid(dtype):
+    box, truth = (torch.stack(sides(boxes(20))).t().to(dtype) for _ in range(2))
+    truth[0, 2] = truth[0, 0]  # an empty box
+    stride = torch.arange(1, 21, dtype=torch.int32)
+    found = torch_npu.npu_yolo_boxes_encode(box.npu(), truth.npu(), stride.npu(), False).cpu()
+    (left, top, right, bottom), (left2, top2, right2, bottom2) = box.double().t(), truth.double().t()
+    x, y = ((left2 + right2 - left - right) / 2 / stride + 0.5, (top2 + bottom2 - top - bottom) / 2 / stride + 0.5)
+    w, h = (right2 - left2) / (right - left), (bottom2 - top2) / (bottom - top)
+    expected = torch.stack([x.clamp(1e-6, 1 - 1e-6), y.clamp(1e-6, 1 - 1e-6), w.clamp(1e-6).log(), h.clamp(1e-6).log()])
+    torch.testing.assert_close(found, expected.t().to(dtype), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_flags_mark_the_cells_of_the_centers_of_boxes(dtype):
+    # Of 2 rows and 3 columns of 10 by 20 pixels: the cells (1, 0) and (0, 2), the second for a box beyond the image.
+    box = torch.tensor([[0.0, 20.0, 8.0, 30.0], [50.0, -40.0, 60.0, 0.0], [2.0, 25.0, 9.0, 28.0]], dtype=dtype)
+    found = torch_npu.npu_anchor_response_flags(box.npu(), [2, 3], [10, 20], 2).cpu()
+    assert found.dtype == torch.uint8 and found.view(2, 3, 2)[..., 0].tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert torch.equal(found[::2], found[1::2])

@@ -123,7 +123,7 @@ def test_every_simulated_graph_operator_is_called_here():
     named = {word for name in CALLS for word in re.findall(r"\w+", name) if word[0].isupper()}
     named |= {"ApplyAdamD", "ApplyAdamV2", "ApplyAdamW"}  # tested in test_optimizers.py
     named |= {"Iou", "GIoU", "GIoUGrad", "DIoU", "DIoUGrad", "CIoU", "CIoUGrad"}  # tested in test_graph_boxes.py
-    named |= {"BoundingBoxDecode", "BoundingBoxEncode"}
+    named |= {"BoundingBoxDecode", "BoundingBoxEncode", "YoloBoxesEncode", "AnchorResponseFlags"}
     named |= {"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "ReduceSum"}  # in test_graph_convolutions.py
     named |= {"DeformableOffsets", "DeformableOffsetsGrad"}
     assert named == set(_libraries.graph_operators())
