@@ -54,7 +54,7 @@ CASE("communicators/refusals") {
     expect_refused(HcclCommInitRootInfoConfig(1, &root_info, 0, &config, &comm), HCCL_E_PARA, "HcclCommConfigInit");
     expect_equal(HcclCommInitRootInfo(1, &root_info, 0, &comm), HCCL_SUCCESS, "the status");
     const auto used = comm;
-    expect_refused(HcclCommInitRootInfo(1, &root_info, 0, &comm), HCCL_E_TCP_CONNECT, "used it");
+    expect_refused(HcclCommInitRootInfo(1, &root_info, 0, &comm), HCCL_E_TCP_CONNECT, "for a communicator already");
     expect_equal(HcclCommDestroy(used), HCCL_SUCCESS, "the status");
     expect_refused(HcclCommDestroy(used), HCCL_E_PARA, "not a live communicator");
     expect_refused(HcclCommDestroy(nullptr), HCCL_E_PTR, "comm is null");
