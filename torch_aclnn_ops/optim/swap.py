@@ -179,7 +179,7 @@ def _keep_change(entry: _Entry) -> None:
     is_changed = before.to(param.dtype) != param.to(before.device)  # trainers may move states to the host
     if ema_param is not None:
         ema_param.copy_(torch.where(is_changed, param.to(before.device, ema_param.dtype), before))
-    elif (is_changed & ~before.isnan()).any():
+    elif (is_changed & ~(before.isnan() & param.to(before.device).isnan())).any():
         raise RuntimeError("which they do not have before their first step")
 
 
