@@ -206,7 +206,9 @@ template <std::size_t inputs, void (*compute)(const RunningOperator&), std::size
 std::optional<std::string> run_boxes(const GraphCall& call) {
     for (std::size_t index = 0; index < std::min<std::size_t>(call.inputs.size(), 2); ++index) {
         const auto type = call.inputs[index].desc.type;
-        if (type != ACL_FLOAT && type != ACL_FLOAT16) return "its boxes must be float32 or float16";
+        if (type != ACL_FLOAT && type != ACL_FLOAT16)
+            return "input " + std::to_string(index) + " must be float32 or float16, but it has aclDataType " +
+                   std::to_string(type);
     }
     return run<inputs, compute, false, outputs>(call);
 }
@@ -218,8 +220,8 @@ std::optional<std::string> run_pairs(const GraphCall& call) {
         const auto found = call.attributes.values.find(name);
         return found != call.attributes.values.end() && found->second == value;
     };
-    if (!is("is_cross", std::int64_t{0})) return "its attribute is_cross must be false";
-    if (first == 1 && !is("mode", std::string("iou"))) return "its attribute mode must be iou";
+    if (!is("is_cross", std::int64_t{0})) return "its attribute is_cross must be false, but it is true";
+    if (first == 1 && !is("mode", std::string("iou"))) return "its attribute mode must be iou, but it is iof";
     if (call.inputs.size() == inputs) {
         try {
             require_shapes({{"bboxes", call.inputs[first].desc.dims, "4 N"},

@@ -10,10 +10,12 @@ struct Convolution {
 };
 
 Convolution convolution(const RunningOperator& call) {
-    TORCH_CHECK(call.text_attribute("data_format") == "NCHW", "the host NPU computes the format NCHW only");
+    const auto format = call.text_attribute("data_format");
+    TORCH_CHECK(format == "NCHW", "the host NPU computes the data_format NCHW only, not ", format);
     const auto strides = call.list_attribute("strides"), dilations = call.list_attribute("dilations");
     const auto pads = call.list_attribute("pads");
-    TORCH_CHECK(pads.at(0) == pads.at(1) && pads.at(2) == pads.at(3), "the host NPU pads both sides equally");
+    TORCH_CHECK(pads.at(0) == pads.at(1) && pads.at(2) == pads.at(3),
+                "the host NPU pads both sides equally, but pads is ", pads);
     return {{strides.at(2), strides.at(3)},
             {pads[0], pads[2]},
             {dilations.at(2), dilations.at(3)},
@@ -55,8 +57,9 @@ struct Points {
 
     Points(const RunningOperator& call, std::size_t first) {
         const auto image = call.floats(first), offsets = call.floats(first + 1);
-        TORCH_CHECK(call.text_attribute("data_format") == "NHWC" && call.is_set("modulated"),
-                    "CANN takes the format NHWC and modulated offsets only");
+        const auto format = call.text_attribute("data_format");
+        TORCH_CHECK(format == "NHWC", "CANN takes the data_format NHWC only, not ", format);
+        TORCH_CHECK(call.is_set("modulated"), "CANN takes modulated true only, not false");
         const auto kernel = call.list_attribute("ksize"), strides = call.list_attribute("strides");
         const auto pads = call.list_attribute("pads"), dilations = call.list_attribute("dilations");
         const auto groups = call.integer_attribute("deformable_groups"), count = image.size(0);

@@ -7,18 +7,6 @@
 #include "host_npu_formulas/running_operator.h"
 
 namespace host_npu::graph {
-
-std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
-    std::vector<Tensor> copies;
-    for (const auto& input : call.inputs) {
-        copies.emplace_back();
-        if (!input.desc.is_on_host) continue;
-        const at::TensorOptions options(*dtype_of(input));
-        copies.back() = at::from_blob(input.memory.data, input.desc.dims, options).clone();
-    }
-    return copies;
-}
-
 namespace {
 
 void transpose(const RunningOperator& call) { assign(call, call.input(0).permute(call.integers(1))); }
@@ -30,7 +18,8 @@ void broadcast_to(const RunningOperator& call) { assign(call, call.input(0).expa
 void fill(const RunningOperator& call) { call.set_output(call.input(1).reshape({})); }
 
 void one_hot(const RunningOperator& call) {
-    TORCH_CHECK(call.integer_attribute("axis") == -1, "the host NPU computes axis -1 only");
+    const auto axis = call.integer_attribute("axis");
+    TORCH_CHECK(axis == -1, "the host NPU computes the axis -1 only, not ", axis);
     const auto is_on = call.input(0).unsqueeze(-1).eq(at::arange(call.sizes_of_output().back(), at::kLong));
     assign(call, at::where(is_on, call.input(1).reshape({}), call.input(2).reshape({})));
 }

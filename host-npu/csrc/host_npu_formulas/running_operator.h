@@ -106,7 +106,16 @@ inline void assign(const RunningOperator& call, const Tensor& result) {
 }
 
 // Copies the inputs in host memory, which torch_npu frees after the call.
-std::vector<Tensor> copies_of_host_inputs(const GraphCall& call);
+inline std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
+    std::vector<Tensor> copies;
+    for (const auto& input : call.inputs) {
+        copies.emplace_back();
+        if (!input.desc.is_on_host) continue;
+        const at::TensorOptions options(*dtype_of(input));
+        copies.back() = at::from_blob(input.memory.data, input.desc.dims, options).clone();
+    }
+    return copies;
+}
 
 // Runs an operator. With `takes_all_memory`, it reads the memory as it is, so private formats are refused.
 template <std::size_t inputs, void (*compute)(const RunningOperator&), bool takes_all_memory = false,

@@ -25,6 +25,16 @@ def private_formats() -> Iterator[None]:
     torch.npu.config.allow_internal_format = False
 
 
+@pytest.fixture
+def jit_compile(request) -> Iterator[None]:
+    """Set the compile mode, True without a parameter."""
+    torch.npu.set_compile_mode(jit_compile=getattr(request, "param", True))
+    # Each thread has its own mode: a separate backward thread would keep the mode of its first pass.
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+    torch.npu.set_compile_mode(jit_compile=False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
     """Skip tests of operators that an older torch_npu lacks."""

@@ -1,7 +1,6 @@
 """The graph operators (aclop) of boxes give the results of formulas in float64, in both compile modes."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,16 +8,11 @@ import torch_npu
 from tests._values import refused
 from torch import Tensor
 
+pytestmark = [
+    pytest.mark.usefixtures("jit_compile"),
+    pytest.mark.parametrize("jit_compile", [False, True], indirect=True),
+]
 DTYPES = [torch.float32, torch.float16]
-
-
-@pytest.fixture(autouse=True, params=[False, True])
-def jit_compile(request) -> Iterator[None]:
-    torch.npu.set_compile_mode(jit_compile=request.param)
-    # Each thread has its own mode: a separate backward thread would keep the mode of its first pass.
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
-    torch.npu.set_compile_mode(jit_compile=False)
 
 
 def boxes(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -105,9 +99,17 @@ def test_empty_boxes_have_no_nan(kind):
     assert call(kind, boxes(0).npu(), boxes(0).npu()).shape == (0,)
 
 
-def test_an_overlap_of_every_pair_is_refused_as_by_cann():
-    with refused("is_cross must be false"):
-        torch_npu.npu_ciou(boxes(2).npu(), boxes(2).npu(), True, True, 0, True)
+REFUSALS = {
+    "is_cross must be false, but it is true": lambda x: torch_npu.npu_ciou(x, x, True, True, 0, True),
+    "mode must be iou, but it is iof": lambda x: call("diou", x.requires_grad_(), x, mode=1).sum().backward(),
+    "input 0 must be float32 or float16, but it has aclDataType 27": lambda x: call("diou", x.bfloat16(), x.bfloat16()),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSALS)
+def test_what_cann_does_not_take_is_refused(sentence):
+    with refused(sentence):
+        REFUSALS[sentence](boxes(4).npu())
         torch.npu.synchronize()
 
 

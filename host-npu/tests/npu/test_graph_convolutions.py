@@ -1,7 +1,5 @@
 """The graph operators (aclop) of convolutions give the results of formulas in float64, in both compile modes."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch_npu
@@ -10,14 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch_npu.contrib.module import DCNv2
 
-
-@pytest.fixture(autouse=True, params=[False, True])
-def jit_compile(request) -> Iterator[None]:
-    torch.npu.set_compile_mode(jit_compile=request.param)
-    # Each thread has its own mode: a separate backward thread would keep the mode of its first pass.
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
-    torch.npu.set_compile_mode(jit_compile=False)
+pytestmark = [
+    pytest.mark.usefixtures("jit_compile"),
+    pytest.mark.parametrize("jit_compile", [False, True], indirect=True),
+]
 
 
 def values_and_gradients(call, *given: Tensor) -> list[Tensor]:
@@ -78,7 +72,7 @@ def test_deformable_conv2d_and_its_gradients(groups, dtype):
 
 def test_offsets_without_factors_are_refused_as_by_cann():
     x, weight, offsets = torch.rand(1, 4, 4, 4).npu(), torch.rand(4, 4, 1, 1).npu(), torch.rand(1, 3, 4, 4).npu()
-    with refused("modulated offsets only"):
+    with refused("modulated true only, not false"):
         torch_npu.npu_deformable_conv2d(x, weight, offsets, None, [1, 1], [1] * 4, [0] * 4, modulated=False)
         torch.npu.synchronize()
 

@@ -1,7 +1,7 @@
 """jit_compile=True: the graph operators (aclop) that torch_npu then calls give the CPU's results."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,14 +11,7 @@ from tests._values import refused
 from torch import Tensor
 from torch.nn import functional
 
-
-@pytest.fixture(autouse=True)
-def jit_compile() -> Iterator[None]:
-    torch.npu.set_compile_mode(jit_compile=True)
-    # Each thread has its own mode: a separate backward thread would keep the mode of its first pass.
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
-    torch.npu.set_compile_mode(jit_compile=False)
+pytestmark = pytest.mark.usefixtures("jit_compile")
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -111,10 +104,9 @@ def test_a_call_gives_what_the_cpu_gives(call, dtype):
         torch.testing.assert_close(one.to(dtype), other.to(dtype))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, True], indirect=True)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_function_runs_in_both_modes(function, jit_compile):
-    torch.npu.set_compile_mode(jit_compile=jit_compile)
+def test_a_function_runs_in_both_modes(function):
     x, (on_npu, expected) = torch.rand(3, 4) - 0.5, FUNCTIONS[function]
     torch.testing.assert_close(on_npu(x.npu()).cpu(), expected(x))
 
